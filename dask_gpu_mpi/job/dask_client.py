@@ -1,6 +1,7 @@
 """Dask in the script's process while it has a session: its configuration, `Client` and `LocalCluster`, and the script's clients.
 
-A plain ``Client()`` connects to the job's cluster. Another cluster, which may be a mistake, gets a warning, or is refused.
+A plain ``Client()`` connects to the job's cluster. Another cluster, which may be a mistake, gets a warning, or is refused. Called
+by `ScriptCluster` (`job.session`), which undoes all of it when the cluster is over and the script continues.
 """
 
 from __future__ import annotations
@@ -115,53 +116,75 @@ def client_with_link(link: str | None) -> type[Client]:
     return ClientWithLink
 
 
-# `Client` and `LocalCluster`: their methods are replaced, once in this process, and depend on this state.
+# The script's use of Dask: `Client` and `LocalCluster` are replaced, once in this process, by methods that note and correct it.
 
-#: Address of the scheduler of the open session.
-_address: str | None = None
+
+class DaskUse:
+    """The use that a script makes of Dask while its process has a session.
+
+    `address`: of the scheduler. `before_shutdown` is called before a client of this process shuts the cluster down.
+    """
+
+    def __init__(self, address: str, before_shutdown: Callable[[], None]) -> None:
+        from dask.callbacks import Callback
+
+        self.address = address
+        self.before_shutdown = before_shutdown
+        #: The script has made a client of the cluster.
+        self.has_client = False
+        #: It has made a cluster itself, of which it was warned.
+        self.has_other_cluster = False
+        #: It has computed without a client: Dask calls a `Callback` for such computations only.
+        self.has_computed_locally = False
+        #: The state in which the script of a command began, until its first client.
+        self.at_start: AtStart | None = None
+        self._callback = Callback(start=self._on_local_computation)
+        self._callback.register()
+
+    def _on_local_computation(self, graph: Any) -> None:
+        self.has_computed_locally = True
+
+    def on_client(self) -> None:
+        """Note that the script makes a client of the cluster."""
+        self.has_client = True
+        at_start, self.at_start = self.at_start, None
+        if at_start is not None:
+            at_start.warn_of_changes()
+
+    def stop(self) -> None:
+        """Note nothing any more."""
+        self._callback.unregister()
+
+
+#: That of the open session, set by `prefer_cluster` and `prefer_no_cluster`.
+_use: DaskUse | None = None
+#: Whether `initialize` has returned False in this process, set by `refuse_clients`.
+_returned_false = False
 #: The clients that the script has made since its process has had a cluster.
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
-#: Whether the script has made a client of the cluster since it has a session.
-_made_client = False
-#: Whether it has made a cluster of its own since it has a session, of which it was warned.
-_made_cluster = False
-#: Whether the script has computed without a client since it has a session: Dask calls `_callback` for such computations only.
-_computed_locally = False
-_callback: Any = None
-#: Whether `initialize` has returned False in this process.
-_returned_false = False
-#: The warnings that were printed: one of each is enough.
+#: The classes of which a warning was printed: one of each is enough.
 _warned: set[str] = set()
 
-#: The state in which the script of a command began, until its first client.
-_at_start: AtStart | None = None
-#: Called before the cluster is shut down by a client of this process.
-_before_shutdown: Callable[[], None] = lambda: None  # noqa: E731
 
-
-def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> None:
-    """Change Dask's `Client` and `LocalCluster` for a script whose job has a cluster with its scheduler at `address`.
+def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> DaskUse:
+    """Change Dask's `Client` and `LocalCluster` for a script whose job has a cluster; the arguments are those of `DaskUse`.
 
     Another cluster gets a warning, and ``Client(n_workers=...)`` connects to this one. ``Client.shutdown()`` calls
     `before_shutdown`. On a closed client, on which it fails with internal errors, it does nothing: a script may end its cluster
     twice, by this and by `Session.close`.
     """
-    from dask.callbacks import Callback
-
-    global _address, _made_client, _made_cluster
-    global _before_shutdown, _returned_false, _computed_locally, _callback
-    _address, _made_client, _made_cluster = address, False, False
-    _before_shutdown, _returned_false = before_shutdown, False
-    _computed_locally, _callback = False, Callback(start=_note_computation)
-    _callback.register()
+    global _use, _returned_false
+    _use, _returned_false = DaskUse(address, before_shutdown), False
     _replace_methods()
+    return _use
 
 
 def prefer_no_cluster() -> None:
     """The job's cluster is over, and the script may start another one."""
-    global _address, _at_start
-    _address = _at_start = None
-    _callback.unregister()
+    global _use
+    if _use is not None:
+        _use.stop()
+    _use = None
 
 
 def refuse_clients() -> None:
@@ -174,115 +197,99 @@ def refuse_clients() -> None:
     _replace_methods()
 
 
+@functools.cache
 def _replace_methods() -> None:
-    """Replace the methods of Dask, once in this process."""
-    import dask
+    """Replace the methods of Dask, once in this process; the new ones depend on the module's state."""
     from distributed import Client, LocalCluster
 
     make_cluster, make_client, shutdown = LocalCluster.__init__, Client.__init__, Client.shutdown
-    if getattr(shutdown, "once", False):  # for a cluster before this one
-        return
 
     @functools.wraps(make_cluster)
     def cluster(self: LocalCluster, *args: Any, **kwargs: Any) -> None:
-        global _made_cluster
-        _made_cluster = True
-        if _address is not None or _returned_false:
-            _warn_of_cluster(type(self).__name__)
+        _on_cluster(type(self).__name__)
         make_cluster(self, *args, **kwargs)
 
     @functools.wraps(make_client)
     def client(self: Client, address: Any = None, *args: Any, **kwargs: Any) -> None:
-        global _made_client
-        complete_defaults()
-        elsewhere = address or kwargs.get("scheduler_file") or dask.config.get("scheduler-address", None)
-        if _returned_false and not elsewhere:
-            raise InputError(
-                "Client: initialize(exit=False) has returned False on this rank, and the cluster of the job has ended",
-                expected="a client on the rank on which initialize returns a session; here it would be one of another cluster",
-                fix="if initialize(exit=False): ..., or leave exit=False out",
-            )
-        _clients.add(self)
-        of = getattr(address, "scheduler_address", address)  # a cluster has one
-        if not isinstance(of, str) or of == _address:
-            if _at_start is not None and not _made_client:
-                _at_start.warn_of_changes()
-            _made_client = True
-        if (
-            address is None
-            and _address is not None
-            and dask.config.get("scheduler-address", None) == _address
-        ):
-            kwargs = _without_cluster_options(kwargs, make_client, make_cluster)
-        make_client(self, address, *args, **kwargs)
+        make_client(self, address, *args, **_on_client(self, address, kwargs))
 
     @functools.wraps(shutdown)
     def once(self: Client) -> Any:
         if self.status == "closed" and not self.asynchronous:
             return None
-        if _address is not None and getattr(self.scheduler, "address", None) == _address:
-            _before_shutdown()
+        use = _use
+        if use is not None and getattr(self.scheduler, "address", None) == use.address:
+            use.before_shutdown()
         return shutdown(self)
 
-    once.once = True  # type: ignore[attr-defined]
     LocalCluster.__init__ = cluster  # type: ignore[method-assign]
     Client.__init__ = client  # type: ignore[method-assign]
     Client.shutdown = once  # type: ignore[method-assign]
 
 
-def _note_computation(graph: Any) -> None:
-    global _computed_locally
-    _computed_locally = True
-
-
-def made_client() -> bool:
-    """Whether this process has made a client since it has a session, but for those of other clusters."""
-    return _made_client
-
-
-def made_cluster() -> bool:
-    """Whether this process has made a cluster of its own since it has a session; a warning has shown the way to the job's."""
-    return _made_cluster
-
-
-def computed_locally() -> bool:
-    """Whether this process has computed with Dask, and without a client, since it has a session."""
-    return _computed_locally
-
-
-def _warn_of_cluster(kind: str) -> None:
-    """Print a warning of a second cluster; `kind` may be a subclass, such as LocalCUDACluster."""
-    if kind in _warned:
-        return
-    _warned.add(kind)
-    if _returned_false:
-        say(
-            f"warning: {kind}: initialize(exit=False) has returned False on this rank, and this cluster is of this rank alone. "
-            "Fix: if initialize(exit=False): ..., unless each rank is to have its cluster"
+def _on_cluster(kind: str) -> None:
+    """Print a warning of a cluster that the script is about to start; `kind` may be a subclass, such as LocalCUDACluster."""
+    if (use := _use) is not None:
+        use.has_other_cluster = True
+        advice = (
+            "this job already has a cluster, whose workers do nothing for this one. Fix: client = Client(), which connects to "
+            "the job's cluster"
         )
+    elif _returned_false:
+        advice = (
+            "initialize(exit=False) has returned False on this rank, and this cluster is of this rank alone. Fix: if "
+            "initialize(exit=False): ..., unless each rank is to have its cluster"
+        )
+    else:
         return
-    say(
-        f"warning: {kind}: this job already has a cluster, whose workers do nothing for this one. Fix: client = Client(), "
-        "which connects to the job's cluster"
-    )
+    _warn_once(kind, advice)
 
 
-def _without_cluster_options(
-    kwargs: dict[str, Any], make_client: Callable[..., None], make_cluster: Callable[..., None]
-) -> dict[str, Any]:
+def _on_client(client: Client, address: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Note a client that the script is about to make, with these arguments; returns the keywords to use.
+
+    Raises an InputError if it would start a cluster of Dask's own on a rank on which `initialize` has returned False.
+    """
+    import dask
+
+    complete_defaults()
+    configured = dask.config.get("scheduler-address", None)
+    if _returned_false and not (address or kwargs.get("scheduler_file") or configured):
+        raise InputError(
+            "Client: initialize(exit=False) has returned False on this rank, and the cluster of the job has ended",
+            expected="a client on the rank on which initialize returns a session; here it would be one of another cluster",
+            fix="if initialize(exit=False): ..., or leave exit=False out",
+        )
+    _clients.add(client)
+    use = _use
+    if use is None:
+        return kwargs
+    of = getattr(address, "scheduler_address", address)  # a cluster has one
+    if not isinstance(of, str) or of == use.address:
+        use.on_client()
+    return _without_cluster_options(kwargs) if address is None and configured == use.address else kwargs
+
+
+def _without_cluster_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The keywords of a `Client` without those of the cluster that it would start elsewhere."""
-    known = {*inspect.signature(make_client).parameters}
-    of_cluster = {*inspect.signature(make_cluster).parameters, "memory_limit", "local_directory"} - known
-    if not of_cluster & set(kwargs):
+    from distributed import Client, LocalCluster
+
+    known = {*inspect.signature(Client.__init__).parameters}
+    of_cluster = {*inspect.signature(LocalCluster.__init__).parameters, "memory_limit", "local_directory"}
+    if not (of_cluster - known) & set(kwargs):
         return kwargs  # Dask reports unknown keywords
-    dropped = [name for name in kwargs if name not in known]
-    if "Client" not in _warned:
-        _warned.add("Client")
-        say(
-            f"warning: Client: this job already has a cluster, to which it connects; no effect: {', '.join(dropped)}. Fix: "
-            "client = Client()"
-        )
+    dropped = ", ".join(name for name in kwargs if name not in known)
+    _warn_once(
+        "Client",
+        f"this job already has a cluster, to which it connects; no effect: {dropped}. Fix: client = Client()",
+    )
     return {name: value for name, value in kwargs.items() if name in known}
+
+
+def _warn_once(kind: str, text: str) -> None:
+    if kind not in _warned:
+        _warned.add(kind)
+        say(f"warning: {kind}: {text}")
 
 
 # The clients that the script leaves behind at its end.
@@ -382,6 +389,6 @@ def _read_elsewhere() -> dict[str, Any]:
 
 
 def note_start() -> None:
-    """Note the state of this process: the script of a command begins now."""
-    global _at_start
-    _at_start = AtStart()
+    """Note the state of this process, which has a session: the script of a command begins now."""
+    assert _use is not None
+    _use.at_start = AtStart()

@@ -1,6 +1,9 @@
-"""The start of one rank: it meets the others, lets its agent enter the job, and waits for the cluster, or for the one report.
+"""The start of one rank, whose agent is running: it meets the others, its agent enters the job, and the cluster comes up.
 
-A rank that can't take part, because of its options, its node or its agent, sends that failure, and waits for the one report.
+`job.start` makes an `Entering`, and calls `run`. Once the ranks have met, a rank has one of two roles. `FirstRank` is rank 0: it
+invites the others to the hub in its agent, and prints the one report of a start that fails. `OtherRank` is any other. A rank that
+can't take part, because of its options, its node or its agent, meets the others all the same, sends that failure, and waits for
+the report.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask_gpu_mpi.agent.handle import AgentProcess
@@ -37,14 +40,14 @@ from dask_gpu_mpi.base.timeouts import (
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem, StartupError
 from dask_gpu_mpi.mpi.launcher import end_job, report_lost_launcher
 from dask_gpu_mpi.mpi.library import cross_check, wait_for_rank_0_to_report
-from dask_gpu_mpi.mpi.neighbours import NeighbourWatch, neighbours
+from dask_gpu_mpi.mpi.neighbours import NeighbourWatch
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
-from dask_gpu_mpi.network.interfaces import boot_id, choose_addresses, list_interfaces
+from dask_gpu_mpi.network.interfaces import boot_id, list_interfaces
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import allocated_hosts, end_time
-from dask_gpu_mpi.startup.meeting import DEADLINE, Hello, Invitation, Meeting, listen
+from dask_gpu_mpi.startup.meeting import DEADLINE, Hello, Invitation, Meeting
 from dask_gpu_mpi.startup.messages import COORDINATOR, Cluster, Entry, Kind
 
 #: Seconds between polls: of a descriptor, and of MPI in this process, which has none.
@@ -61,8 +64,8 @@ class Joined:
     size: int
     #: Where it runs.
     host: str
-    #: Its agent; None: it has ended.
-    agent: AgentProcess | None
+    #: The agent with which it has joined.
+    agent: AgentProcess
     #: What the user asked for.
     options: Options
     #: Environment at the start, with the launcher's variables.
@@ -84,7 +87,7 @@ class Joined:
 
 @dataclass
 class Entering:
-    """One rank's way into the job."""
+    """One rank's way into the job, until it has met the others; then a `Role` goes on."""
 
     #: With the launcher's variables.
     environ: Mapping[str, str]
@@ -98,27 +101,14 @@ class Entering:
     #: None if they can't be read, or if there is no agent; then `failure` is the reason.
     options: Options | None
     agent: AgentProcess | None
+    #: Why this rank can't take part: the first reason that was found.
     failure: Failure | None = None
     #: ``check(rank)`` raises an InputError if this rank can't do its part.
     check: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
-        self._host = socket.gethostname()
-        self._world = World()
-        #: When `failure` was noted (``time.monotonic()``), and whether it was sent to those who make the report.
-        self._failed_at = time.monotonic()
-        self._is_told = False
-        #: The agent has ended, or is of no use to the start.
-        self._agent_is_lost = False
-        #: What the agent was sent to enter the job.
-        self._entry: Entry | None = None
-        #: Ranks whose agents have entered.
-        self._entered: set[int] = set()
-        #: Rank 0 makes the report itself if its agent does not lead the start: the failures of which it knows, by rank, and until
-        #: when it gathers more of them (``time.monotonic()``); None: it does not, or not yet.
-        self._failures: dict[int, Failure] = {}
-        self._gathers_until: float | None = None
-        self._asked_neighbours = False
+        self.host = socket.gethostname()
+        self.world = World()
 
     def run(self) -> Any:
         """Return a `Joined`, or what the command `plan` has found: the plan on rank 0, an int elsewhere.
@@ -126,292 +116,360 @@ class Entering:
         A DaskGpuMpiError is the one report of all failures, the same on all ranks, and printed already (`reported`).
         """
         try:
-            self._meet()
-            return self._until_over()
+            self._wait_for_world()
+            meeting = self._begin_meeting()
+            role = FirstRank if self.world.rank == COORDINATOR else OtherRank
+            return role(self, meeting).run()
         except BaseException as error:
-            code = 0
-            if isinstance(error, DaskGpuMpiError):
-                if error.fatal:
-                    report_error(error)
-                    code = error.exit_code
-            elif isinstance(error, Exception) and self._world.size > 1:
-                # A defect of ours: the others can't know, and would wait for this rank.
-                traceback.print_exc()
-                code = 1
-            if self.agent is not None:
-                self.agent.close(1.0)
-            if code:
-                self._world.abort(code)
-                end_job(code, self.environ)
-            self._world.end()
+            self._leave_after(error)
             raise
 
-    # -- the world ----------------------------------------------------------------------------------------------
+    def _leave_after(self, error: BaseException) -> None:
+        """End what the start has begun, and the job too if the other ranks would wait for this one."""
+        code = 0
+        if isinstance(error, DaskGpuMpiError):
+            if error.fatal:
+                report_error(error)
+                code = error.exit_code
+        elif isinstance(error, Exception) and self.world.size > 1:
+            # A defect of ours: the others can't know, and would wait for this rank.
+            traceback.print_exc()
+            code = 1
+        if self.agent is not None:
+            self.agent.close(1.0)
+        if code:
+            self.world.abort(code)
+            end_job(code, self.environ)
+        self.world.end()
 
-    def _meet(self) -> None:
-        """Wait until the ranks of this job are known, and begin the meeting."""
+    def _wait_for_world(self) -> None:
+        """Wait until this rank knows its number, and how many ranks there are."""
         try:
-            self._world = world = self.make_world()
+            self.world = world = self.make_world()
             watch = NeighbourWatch(os.getpid(), self.deadline)
             while not world.size:
-                self._wait(world.fileno())
+                wait_for_any(POLL, world.fileno())
                 world.receive()
                 watch.check(time.monotonic())
-                self._end_without_launcher()
-                self._check_signal(alone=True)
+                self.end_without_launcher()
+                self.failure_by_signal(alone=True)
         except InputError as error:
             # Without MPI no other rank can be informed. If all have the error, one report is enough.
             error.reported = wait_for_rank_0_to_report(self.environ)
             raise
         self.timeline.lap("import mpi4py, MPI_Init")
-        rank, size = world.rank, world.size
+
+    def _begin_meeting(self) -> Meeting:
+        """Find out whether this rank can do its part, and begin the meeting in any case."""
+        world, options = self.world, self.options
         try:
             if world.is_whole:
-                cross_check(self.environ, size, rank, self._host, library=world.library)
+                cross_check(self.environ, world.size, world.rank, self.host, library=world.library)
             if self.check is not None and self.failure is None:
-                self.check(rank)
+                self.check(world.rank)
         except DaskGpuMpiError as error:
-            self._fail(Failure.of(error))
-        options = self.options
-        if options is not None and rank == options.script_rank:
+            self.failure = self.failure or Failure.of(error)
+        if options is not None and world.rank == options.script_rank:
             threading.Thread(target=_import_for_client, daemon=True).start()
         wanted = options.interface if options is not None else None
-        self._meeting = Meeting(world, Hello(self._host, b"", boot_id(), list_interfaces(), wanted))
+        return Meeting(world, Hello(self.host, b"", boot_id(), list_interfaces(), wanted))
 
-    @property
-    def _is_first(self) -> bool:
-        """Whether this is rank 0, which all others meet, and whose agent leads the start."""
-        return self._world.rank == COORDINATOR
+    def failure_by_signal(self, *, alone: bool) -> Failure | None:
+        """The failure of a signal that this rank was sent; None: it was sent none.
 
-    def _check_signal(self, *, alone: bool) -> None:
-        """Let a signal end the start on all ranks; `alone`: the others have not come, so this raises, and the job is aborted."""
+        `alone`: the others have not come and can't be informed, so the failure is raised, and the job is aborted.
+        """
         if self.signals.got is None:
-            return
+            return None
         number = self.signals.got[0]
         failure = Failure(
             Problem(f"{signal.Signals(number).name} came while the cluster started"), 128 + number
         )
         if not alone:
-            self._fail(failure)
-            return
+            return failure
         error = failure.error(reported=False)
         error.fatal = True
         if not launchers.reports_for_all(self.environ):  # rank 0 reports it first, if all have it
             time.sleep(FAILED_GRACE)
         raise error
 
-    def _end_without_launcher(self) -> None:
+    def end_without_launcher(self) -> None:
+        """End this process if the launcher that started it has ended."""
         if launchers.detect(self.environ) is not None and os.getppid() != _PARENT:
             report_lost_launcher(os.getpid(), _PARENT)
             flush()
             os._exit(1)
 
-    def _wait(self, *fds: int | None) -> None:
-        """Wait for a message; for MPI in this process a moment only."""
-        poller = select.poll()
-        for fd in fds:
-            if fd is not None and fd >= 0:
-                poller.register(fd, select.POLLIN)
-        poller.poll(1000 * (POLL_MPI if self._world.is_own and self._meeting.open else POLL))
 
-    # -- until the cluster is up --------------------------------------------------------------------------------
+class Role:
+    """A rank in the meeting, until the start is over: the part that rank 0 and the others have in common.
 
-    def _until_over(self) -> Any:
+    It handles messages of two sources, the meeting and its own agent, and looks at the clock.
+    """
+
+    def __init__(self, start: Entering, meeting: Meeting) -> None:
+        self.start, self.meeting, self.world = start, meeting, start.world
+        self.agent = start.agent
+        self.deadline = start.deadline
+        self.failure = start.failure
+        #: When `failure` was noted or sent (``time.monotonic()``), and whether it was sent to a process that makes the report.
+        self.failed_at = time.monotonic()
+        self.failure_is_sent = False
+        #: The agent has ended, or is of no use to the start.
+        self.agent_is_lost = False
+        #: What the agent was sent to enter the job, and whether it has.
+        self.entry: Entry | None = None
+        self.has_entered = False
+
+    def run(self) -> Any:
+        """As `Entering.run`."""
         while True:
-            agent = self.agent
-            self._wait(self._world.fileno(), None if agent is None or agent.lost else agent.fd)
-            self._end_without_launcher()
-            self._check_signal(alone=bool(self._meeting.missing))
-            for source, kind, payload in self._meeting.receive():
-                self._on_meeting(source, kind, payload)
-            if agent is not None:
+            self._wait()
+            self.start.end_without_launcher()
+            if (by_signal := self.start.failure_by_signal(alone=bool(self.meeting.missing))) is not None:
+                self.fail(by_signal)
+            for source, kind, payload in self.meeting.receive():
+                self.on_meeting(source, kind, payload)
+            if (agent := self.agent) is not None:
                 for kind, payload in agent.events(0.0):
                     if kind == Kind.UP:
-                        return self._joined(*payload)
+                        return self._join(*payload)
                     if kind == Kind.DONE:
-                        return self._done(payload)
-                    self._on_agent(kind, payload)
-                if agent.lost and not self._agent_is_lost:
+                        return self._leave(payload)
+                    self.on_agent(kind, payload)
+                if agent.lost and not self.agent_is_lost:
                     self._on_lost_agent(agent)
-            self._go_on()
-            self._check_deadlines(time.monotonic())
+            self.go_on()
+            self._check_clock(time.monotonic())
 
-    def _go_on(self) -> None:
+    def on_meeting(self, source: int, kind: Kind, payload: Any) -> None:
+        """Handle a message of the meeting."""
+        raise NotImplementedError
+
+    def go_on(self) -> None:
         """Do what can be done now."""
-        if self._is_first:
-            self._lead()
-        elif self.failure is not None and not self._is_told:
-            self._tell(self.failure)
+        raise NotImplementedError
 
-    def _tell(self, failure: Failure) -> None:
-        """On another rank: send this rank's failure to the hub, or to rank 0, as soon as that is possible."""
-        rank = self._world.rank
-        if self.agent is not None and not self._agent_is_lost and rank in self._entered:
-            self.agent.send(Kind.FAILED, (rank, failure))
-        elif self._meeting.open and not self._meeting.missing:
-            self._meeting.send(COORDINATOR, Kind.FAILED, failure)
-        else:
-            return
-        self._is_told = True
-        self._failed_at = time.monotonic()
+    def check_deadline(self, over: float) -> None:
+        """Judge a start that is `over` seconds behind its deadline, once the ranks have met; negative: it has so much left."""
+        raise NotImplementedError
 
-    def _lead(self) -> None:
-        """On rank 0: invite the others when all have come, end the meeting when all have entered; else report failures."""
-        meeting, size = self._meeting, self._world.size
-        if not meeting.missing:
-            if self.failure is None and self._entry is None:
-                self._invite()
-            if (
-                self.failure is not None
-                and self._gathers_until is None
-                and not self._tell_agent(self.failure)
-            ):
-                self._failures[COORDINATOR] = self.failure
-                self._gathers_until = time.monotonic() + GATHER_FAILURES
-            if len(self._entered) == size and meeting.open:
-                meeting.send_all(Kind.CLOSE)
-                meeting.close()
-        until = self._gathers_until
-        if until is not None and (len(self._failures) == size or time.monotonic() > until):
-            failure = one_report(self._failures, meeting.hosts, size)
-            # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
-            error = failure.error(reported=size == 1 and wait_for_rank_0_to_report(self.environ))
-            report_error(error)
-            self._spread(failure, fatal=False)
-            raise error
+    def on_agent(self, kind: Kind, payload: Any) -> None:
+        """Handle a message of this rank's agent."""
+        if kind == Kind.PREPARED:
+            self.start.timeline.lap("wait for the agent")
+        elif kind == Kind.FAILED:
+            self.fail(payload)
+        elif kind == Kind.START:
+            self.deadline = max(self.deadline, time.monotonic() + payload)
 
-    def _tell_agent(self, failure: Failure) -> bool:
-        """On rank 0: send its agent this rank's failure, once; False: that does not lead the start, and makes no report."""
-        if self.agent is None or self._agent_is_lost or self._entry is None:
-            return False
-        if not self._is_told:
-            self._is_told = True
-            self.agent.send(Kind.FAILED, (COORDINATOR, failure))
-        return True
-
-    def _fail(self, failure: Failure) -> None:
+    def fail(self, failure: Failure) -> None:
         """Note that this rank can't take part; the first reason counts."""
         if self.failure is None:
             self.failure = failure
-            self._failed_at = time.monotonic()
+            self.failed_at = time.monotonic()
 
-    def _spread(self, failure: Failure, *, fatal: bool) -> None:
-        """On rank 0: tell all ranks how the start ends. The hub may not know yet of a rank that has entered."""
-        self._meeting.send_all(Kind.FAIL, (failure, fatal))
-        if not fatal:
-            self._meeting.close()
+    def enter(self, entry: Entry, hub: socket.socket | None = None) -> None:
+        """Let the agent enter the job; `hub`: the listening socket for rank 0's."""
+        assert self.agent is not None  # otherwise this rank has failed
+        self.start.timeline.lap("join the ranks")
+        self.entry = replace(entry, closes_launcher=not self.world.is_own, steps=self.start.timeline.take())
+        self.agent.send(Kind.ENTER, self.entry, fds=[] if hub is None else [hub.fileno()])
+
+    def _wait(self) -> None:
+        """Wait for a message; for MPI in this process, which has no descriptor, a moment only."""
+        agent = self.agent
+        polls_mpi = self.world.is_own and self.meeting.open
+        wait_for_any(
+            POLL_MPI if polls_mpi else POLL,
+            self.world.fileno(),
+            None if agent is None or agent.lost else agent.fd,
+        )
+
+    def _on_lost_agent(self, agent: AgentProcess) -> None:
+        self.agent_is_lost = True
+        why = agent.exit_text()
+        if self.has_entered:
+            text = f"the agent of this rank ended while the cluster started ({why})"
+        else:
+            text = f"the agent ended before it was ready ({why})"
+        self.fail(Failure(Problem(text, fix="read its output above; out of memory, most often")))
+
+    # -- the end of the start -----------------------------------------------------------------------------------
+
+    def _join(
+        self, cluster: Cluster, is_client: bool, has_scheduler: bool, scheduler_file: tuple[str, str] | None
+    ) -> Joined:
+        """The cluster is up, and this rank is a part of it."""
+        start, agent, world = self.start, self.agent, self.world
+        assert start.options is not None  # a rank that has joined has all three
+        assert agent is not None
+        assert self.entry is not None
+        if cluster.absent:  # they never say that they have entered
+            self.meeting.send_all(Kind.CLOSE)
+            self.meeting.close()
+        until = time.monotonic() + MEETING_END
+        while self.meeting.open and time.monotonic() < until:
+            for source, kind, payload in self.meeting.receive():
+                self.on_meeting(source, kind, payload)
+            self.go_on()
+            time.sleep(0.002)
+        self.meeting.close()
+        world.end()  # the script's process has no child that it has not started
+        start.timeline.lap("wait for the other ranks")
+        return Joined(
+            world.rank,
+            world.size,
+            start.host,
+            agent,
+            start.options,
+            start.environ,
+            cluster,
+            is_client,
+            has_scheduler,
+            scheduler_file,
+            self.entry,
+            agent.take_line(),
+            world,
+        )
+
+    def _leave(self, outcome: Any) -> Any:
+        """The start has ended without a cluster for this rank: return the outcome of the command `plan`, or end a late rank."""
+        if self.agent is not None:
+            self.agent.close(1.0)
+        if outcome == 1:
+            say(
+                f"warning: rank {self.world.rank} of {self.world.size} on {self.start.host}: the cluster started without "
+                "this rank, which was late. Fix: inspect this node, or set a longer startup_timeout (--startup-timeout)"
+            )
+            self.world.end()
+            raise SystemExit(0)  # the exit code of rank 0 is the job's
+        self.meeting.close()
+        self.world.end()
+        return outcome
+
+    # -- what does not come -------------------------------------------------------------------------------------
+
+    def _check_clock(self, now: float) -> None:
+        """Raise a StartupError for a rank that has not come, for an agent that hangs, or if nobody answers to a failure."""
+        meeting, over = self.meeting, now - self.deadline
+        if meeting.missing and over > 0:
+            if over > NAME_MISSING + in_place_of_rank_0(self.world.rank):
+                raise StartupError(meeting.missing_problem(allocated_hosts()), fatal=True)
+            return
+        self.check_deadline(over)
+        if self.failure is not None and not meeting.missing and now > self.failed_at + UNHEARD:
+            # rank 0 has noticed the end of the agent, or it is lost itself
+            error = self.failure.error(reported=not self.failure_is_sent)
+            error.fatal = True
+            raise error
+
+
+class FirstRank(Role):
+    """Rank 0: it invites the others, and prints how a start that fails has ended.
+
+    Its agent has the hub and makes the report of all failures. If the agent can't, this rank makes it.
+    """
+
+    def __init__(self, start: Entering, meeting: Meeting) -> None:
+        super().__init__(start, meeting)
+        #: Ranks whose agents have entered.
+        self._entered: set[int] = set()
+        #: The failures of which this rank knows, by rank.
+        self._failures: dict[int, Failure] = {}
+        #: Until when this rank gathers failures for its own report (``time.monotonic()``); None: it makes none, or not yet.
+        self._gathers_until: float | None = None
+
+    def on_meeting(self, source: int, kind: Kind, payload: Any) -> None:
+        """As in the base class."""
+        if kind == Kind.ENTERED:
+            self._entered.add(source)
+        elif kind == Kind.FAILED:
+            # kept here as well: this rank's agent may fail before it leads the start
+            self._failures.setdefault(source, payload)
+            if self._gathers_until is None and self.agent is not None and not self.agent_is_lost:
+                self.agent.send(Kind.FAILED, (source, payload))
+
+    def on_agent(self, kind: Kind, payload: Any) -> None:
+        """As in the base class."""
+        super().on_agent(kind, payload)
+        if kind == Kind.ENTERED:
+            self.has_entered = True
+            self._entered.add(COORDINATOR)
+            if self.entry is not None:  # its agent has the hub now
+                self.meeting.send_all(Kind.ENTER, Invitation(*self.entry.hub, self.entry.config))
+        elif kind == Kind.FAILED and not self.has_entered:
+            self.agent_is_lost = True  # it can't lead the start
+        elif kind == Kind.FAIL:
+            self._end_all(*payload)
+
+    def go_on(self) -> None:
+        """Invite the others when all have come, end the meeting when all have entered; else report failures."""
+        if self.meeting.missing:
+            return
+        if self.failure is None and self.entry is None:
+            self._invite()
+        if self.failure is not None and self._gathers_until is None:
+            self._begin_report(self.failure)
+        if len(self._entered) == self.world.size and self.meeting.open:
+            self.meeting.send_all(Kind.CLOSE)
+            self.meeting.close()
+        until = self._gathers_until
+        if until is not None and (len(self._failures) == self.world.size or time.monotonic() > until):
+            self._report()
 
     def _invite(self) -> None:
-        """On rank 0, when all ranks have come: tell all where the hub is."""
-        meeting = self._meeting
-        ranks = sorted(meeting.here)
-        hellos = [meeting.here[rank] for rank in ranks]
-        config = make_credentials(job_end=end_time(self.environ))
-        size = len(ranks)
-        hub: tuple[str, int] = ("", 0)
-        sock: socket.socket | None = None
-        if size > 1:
-            names, machines = [each.host for each in hellos], [each.machine for each in hellos]
-            same = names if len(set(machines)) == len(set(names)) else machines
-            networks = {rank: meeting.here[rank].interfaces for rank in ranks}
-            wanted = [each.wanted for each in hellos]
-            try:
-                sock = listen(choose_addresses(same, networks, wanted)[1][COORDINATOR])
-            except InputError as error:
-                self._fail(Failure.of(error))
-                return
-            except OSError as error:
-                self._fail(
-                    Failure(
-                        Problem(
-                            f"rank 0 can't listen for the other ranks ({error.strerror})",
-                            fix="choose another network with interface (--interface)",
-                        ),
-                        InputError.exit_code,
-                    )
-                )
-                return
-            hub = sock.getsockname()[:2]
-        self._enter(hub, config, meeting.hosts, fds=[] if sock is None else [sock.fileno()])
-        if sock is not None:
-            sock.close()
+        """Let this rank's agent open the hub; the others are invited once it has."""
+        try:
+            hub = self.meeting.open_hub()
+        except InputError as error:
+            self.fail(Failure.of(error))
+            return
+        address: tuple[str, int] = ("", 0) if hub is None else hub.getsockname()[:2]
+        config = make_credentials(job_end=end_time(self.start.environ))
+        self.enter(Entry(COORDINATOR, self.world.size, address, config, self.meeting.hosts), hub)
+        if hub is not None:
+            hub.close()
 
-    def _enter(
-        self,
-        hub: tuple[str, int],
-        config: dict[str, Any],
-        hosts: Mapping[int, str] | None = None,
-        fds: Sequence[int] = (),
-    ) -> None:
-        """Let the agent enter the job, at its hub."""
-        assert self.agent is not None  # otherwise this rank has failed
-        self.timeline.lap("join the ranks")
-        self._entry = Entry(
-            self._world.rank,
-            self._world.size,
-            hub,
-            config,
-            dict(hosts or {}),
-            closes_launcher=not self._world.is_own,
-            steps=self.timeline.take(),
-        )
-        self.agent.send(Kind.ENTER, self._entry, fds=fds)
+    def _begin_report(self, failure: Failure) -> None:
+        """Send this rank's failure to its agent, once; if that does not lead the start, begin the report here."""
+        now = time.monotonic()
+        if self.agent is None or self.agent_is_lost or self.entry is None:
+            self._failures[COORDINATOR] = failure
+            self._gathers_until, self.failed_at = now + GATHER_FAILURES, now
+        elif not self.failure_is_sent:
+            self.failure_is_sent, self.failed_at = True, now
+            self.agent.send(Kind.FAILED, (COORDINATOR, failure))
 
-    # -- messages -----------------------------------------------------------------------------------------------
+    def _report(self) -> None:
+        """Raise the report of the failures that were gathered, after it was printed and sent to all."""
+        size = self.world.size
+        failure = one_report(self._failures, self.meeting.hosts, size)
+        # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
+        error = failure.error(reported=size == 1 and wait_for_rank_0_to_report(self.start.environ))
+        report_error(error)
+        self._send_end(failure, fatal=False)
+        raise error
 
-    def _on_meeting(self, source: int, kind: Kind, payload: Any) -> None:
-        is_first = self._is_first
-        match kind:
-            case Kind.ENTERED if is_first:
-                self._entered.add(source)
-            case Kind.FAILED if is_first:
-                # this rank's agent may fail before it leads the start
-                self._failures.setdefault(source, payload)
-                if self._gathers_until is None and self.agent is not None and not self._agent_is_lost:
-                    self.agent.send(Kind.FAILED, (source, payload))
-            case Kind.ENTER if not is_first and self.agent is not None and self.failure is None:
-                self._enter((payload.address, payload.port), payload.config)
-            case Kind.FAIL if not is_first:
-                raise payload[0].error(reported=True)
-            case Kind.CLOSE if not is_first:
-                self._meeting.close()
+    def _end_all(self, failure: Failure, fatal: bool) -> None:
+        """Raise the report that this rank's agent has made; `fatal`: some ranks are silent."""
+        error = failure.error(reported=False)
+        report_error(error)  # before any other rank can exit: a launcher ends all ranks when one fails
+        self._send_end(failure, fatal=fatal)
+        error.fatal = not self._agents_end(failure, fatal) and fatal
+        raise error
 
-    def _on_agent(self, kind: Kind, payload: Any) -> None:
-        rank = self._world.rank
-        match kind:
-            case Kind.PREPARED:
-                self.timeline.lap("wait for the agent")
-            case Kind.ENTERED:
-                self._entered.add(rank)
-                if not self._is_first:
-                    self._meeting.send(COORDINATOR, Kind.ENTERED)
-                elif self._entry is not None:  # its agent has the hub
-                    self._meeting.send_all(Kind.ENTER, Invitation(*self._entry.hub, self._entry.config))
-            case Kind.FAILED:
-                self._fail(payload)
-                if self._is_first and rank not in self._entered:  # it can't lead the start
-                    self._agent_is_lost = True
-            case Kind.START:
-                self.deadline = max(self.deadline, time.monotonic() + payload)
-            case Kind.GONE:
-                time.sleep(GATHER_FAILURES + FLUSH)  # rank 0 knows more, if it lives
-                found = "the connection to its agent has ended while the cluster started"
-                raise self._lost_rank_0(found, reported=rank != 1)
-            case Kind.FAIL:
-                failure, fatal = payload
-                error = failure.error(reported=not self._is_first)
-                if self._is_first:
-                    # printed before any other rank can exit: a launcher ends all ranks when one fails
-                    report_error(error)
-                    self._spread(failure, fatal=fatal)
-                    error.fatal = not self._have_ended(payload) and fatal
-                raise error
+    def _send_end(self, failure: Failure, *, fatal: bool) -> None:
+        """Send all ranks how the start ends, by the meeting: the hub may not know yet of a rank that has entered."""
+        self.meeting.send_all(Kind.FAIL, (failure, fatal))
+        if not fatal:
+            self.meeting.close()
 
-    def _have_ended(self, payload: tuple[Failure, bool]) -> bool:
-        """On rank 0: let its agent tell the others how the start ends; returns whether they all end then."""
+    def _agents_end(self, failure: Failure, fatal: bool) -> bool:
+        """Let this rank's agent send the other agents how the start ends; returns whether they have all ended then."""
         if self.agent is None:
             return False
-        self.agent.send(Kind.FAIL, payload)
+        self.agent.send(Kind.FAIL, (failure, fatal))
         until = time.monotonic() + UNHEARD + 1.0
         while not self.agent.lost and time.monotonic() < until:
             for kind, code in self.agent.events(POLL):
@@ -419,81 +477,10 @@ class Entering:
                     return not code
         return False
 
-    def _on_lost_agent(self, agent: AgentProcess) -> None:
-        self._agent_is_lost = True
-        why = agent.exit_text()
-        if self._world.rank in self._entered:
-            text = f"the agent of this rank ended while the cluster started ({why})"
-        else:
-            text = f"the agent ended before it was ready ({why})"
-        self._fail(Failure(Problem(text, fix="read its output above; out of memory, most often")))
-
-    def _joined(
-        self, cluster: Cluster, is_client: bool, has_scheduler: bool, scheduler_file: tuple[str, str] | None
-    ) -> Joined:
-        options, agent, world = self.options, self.agent, self._world
-        assert options is not None  # a rank that has joined has both
-        assert agent is not None
-        assert self._entry is not None
-        if cluster.absent:  # they never say that they have entered
-            self._meeting.send_all(Kind.CLOSE)
-            self._meeting.close()
-        until = time.monotonic() + MEETING_END
-        while self._meeting.open and time.monotonic() < until:
-            for source, kind, payload in self._meeting.receive():
-                self._on_meeting(source, kind, payload)
-            self._go_on()
-            time.sleep(0.002)
-        self._meeting.close()
-        world.end()  # the script's process has no child that it has not started
-        self.timeline.lap("wait for the other ranks")
-        return Joined(
-            world.rank,
-            world.size,
-            self._host,
-            agent,
-            options,
-            self.environ,
-            cluster,
-            is_client,
-            has_scheduler,
-            scheduler_file,
-            self._entry,
-            agent.take_line(),
-            world,
-        )
-
-    def _done(self, outcome: Any) -> Any:
-        """The start has ended without a cluster for this rank."""
-        if self.agent is not None:
-            self.agent.close(1.0)
-        if outcome == 1:
-            say(
-                f"warning: rank {self._world.rank} of {self._world.size} on {self._host}: the cluster started without "
-                "this rank, which was late. Fix: inspect this node, or set a longer startup_timeout (--startup-timeout)"
-            )
-            self._world.end()
-            raise SystemExit(0)  # the exit code of rank 0 is the job's
-        self._meeting.close()
-        self._world.end()
-        return outcome
-
-    # -- what does not come -------------------------------------------------------------------------------------
-
-    def _check_deadlines(self, now: float) -> None:
-        """Raise a StartupError for a rank that has not come, for an agent that hangs, or if nobody answers to a failure."""
-        meeting, rank, is_first = self._meeting, self._world.rank, self._is_first
-        over = now - self.deadline
-        if meeting.missing and over > 0:
-            if not self._asked_neighbours:
-                self._asked_neighbours = True
-                # of the other ranks of this host: a missing rank can't report itself
-                meeting.report_neighbours(neighbours(os.getpid()))
-            if over > NAME_MISSING + in_place_of_rank_0(rank):
-                raise StartupError(meeting.missing_problem(allocated_hosts()), fatal=True)
-            return
-        if is_first and over > 0 and rank not in self._entered and self.failure is None:
-            self._fail(
+    def check_deadline(self, over: float) -> None:
+        """As in the base class: its agent may hang in its imports, or later."""
+        if over > 0 and not self.has_entered and self.failure is None:
+            self.fail(
                 Failure(
                     Problem(
                         "the agent did not finish its imports before the start-up timeout (startup_timeout)",
@@ -502,30 +489,61 @@ class Entering:
                     )
                 )
             )
-            self._agent_is_lost = True  # it can't lead the start
-        if is_first and over > HANGING and self._gathers_until is None:
+            self.agent_is_lost = True  # it can't lead the start
+        if over > HANGING and self._gathers_until is None:
             raise StartupError(
                 f"the agent of rank 0 has not responded before {DEADLINE}",
                 fix="inspect that node (nvidia-smi, df, no memory left?), or leave it out of the job",
-                where=f"rank {rank} of {self._world.size} on {self._host}",
+                where=f"rank {COORDINATOR} of {self.world.size} on {self.start.host}",
                 fatal=True,
             )
-        if not is_first and over > RANK_0_LOST + in_place_of_rank_0(rank) - RANK_0_GRACE:
-            raise self._lost_rank_0()
-        if (
-            self._gathers_until is None
-            and self.failure is not None
-            and not meeting.missing
-            and now > self._failed_at + UNHEARD
-        ):
-            # rank 0 has noticed the end of the agent, or it is lost itself
-            error = self.failure.error(reported=not self._is_told)
-            error.fatal = True
-            raise error
 
-    def _lost_rank_0(
-        self, found: str = f"no response before {DEADLINE}", *, reported: bool = False
-    ) -> StartupError:
+
+class OtherRank(Role):
+    """Any rank but rank 0: it enters the job by rank 0's invitation, and sends its failure to rank 0 or to the hub."""
+
+    def on_meeting(self, source: int, kind: Kind, payload: Any) -> None:
+        """As in the base class."""
+        if kind == Kind.ENTER and self.agent is not None and self.failure is None:
+            invitation: Invitation = payload
+            hub = (invitation.address, invitation.port)
+            self.enter(Entry(self.world.rank, self.world.size, hub, invitation.config))
+        elif kind == Kind.FAIL:
+            raise payload[0].error(reported=True)
+        elif kind == Kind.CLOSE:
+            self.meeting.close()
+
+    def on_agent(self, kind: Kind, payload: Any) -> None:
+        """As in the base class."""
+        super().on_agent(kind, payload)
+        if kind == Kind.ENTERED:
+            self.has_entered = True
+            self.meeting.send(COORDINATOR, Kind.ENTERED)
+        elif kind == Kind.GONE:
+            time.sleep(GATHER_FAILURES + FLUSH)  # rank 0 knows more, if it lives
+            found = "the connection to its agent has ended while the cluster started"
+            raise self._lost_rank_0(found, reported=self.world.rank != 1)
+        elif kind == Kind.FAIL:
+            raise payload[0].error(reported=True)
+
+    def go_on(self) -> None:
+        """Send this rank's failure as soon as that is possible, once."""
+        if self.failure is None or self.failure_is_sent:
+            return
+        if self.agent is not None and not self.agent_is_lost and self.has_entered:
+            self.agent.send(Kind.FAILED, (self.world.rank, self.failure))
+        elif self.meeting.open and not self.meeting.missing:
+            self.meeting.send(COORDINATOR, Kind.FAILED, self.failure)
+        else:
+            return
+        self.failure_is_sent, self.failed_at = True, time.monotonic()
+
+    def check_deadline(self, over: float) -> None:
+        """As in the base class: rank 0 leads the start, and may be lost."""
+        if over > RANK_0_LOST + in_place_of_rank_0(self.world.rank) - RANK_0_GRACE:
+            raise self._lost_rank_0(f"no response before {DEADLINE}", reported=False)
+
+    def _lost_rank_0(self, found: str, *, reported: bool) -> StartupError:
         return StartupError(
             found,
             where="rank 0",
@@ -533,6 +551,15 @@ class Entering:
             reported=reported,
             fatal=True,
         )
+
+
+def wait_for_any(seconds: float, *fds: int | None) -> None:
+    """Wait until one of these descriptors is readable, `seconds` at most."""
+    poller = select.poll()
+    for fd in fds:
+        if fd is not None and fd >= 0:
+            poller.register(fd, select.POLLIN)
+    poller.poll(1000 * seconds)
 
 
 #: The process that has started this one.

@@ -1,5 +1,9 @@
 """One rank of a running cluster, until the job ends: it runs the script or waits, and hears of the cluster from its agent alone.
 
+`job.start` makes the `Member`. A rank without the script waits in `Member.serve`. On the script's rank, a thread handles the
+messages while the script runs (`job.monitor`), and `job.session` calls `Member.end`. `Ending` is how far the end has come, and
+`RankAgents` starts another agent when one has died.
+
 No wait here is in a call that can't be interrupted, and every wait has a deadline. The agent always ends before the rank.
 """
 
@@ -10,10 +14,9 @@ import math
 import os
 import select
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -100,6 +103,7 @@ class Member:
         self.rank = joined.rank
         self.leave_open = leave_open
         self.ending = Ending()
+        self.agents = RankAgents(joined, leave_open=leave_open)
         #: On the client rank: the job's own scheduler has had a client, of any process.
         self.had_client = False
         #: On the client rank: the signal that another rank was sent, until `Monitor` has passed it to the script.
@@ -107,58 +111,32 @@ class Member:
         self._has_client = has_client
         if leave_open and joined.world.is_own and joined.size > 1:
             atexit.register(self.abort_after_failure)  # before mpi4py's own, which finalizes MPI
-        self._script_cleans_up = False
-        self._signal_reported = False
-        self._restarts = 0
-        #: When another agent is to be started (``time.monotonic()``).
-        self._restart_due = math.inf
-        #: Scratch of agents that have ended, which could not be removed in time.
-        self._left: list[str] = []
-        #: The connections to the hub of this rank's agents: the present one's is the last.
-        self._lines = [] if joined.line is None else [Held(joined.line)]
+        #: The script runs its `finally` after a signal; and this rank has reported its own signal.
+        self._script_cleans_up = self._signal_reported = False
         self._parent = os.getppid()
         self.launched = launchers.detect(joined.environ) is not None
         self._lock = threading.Lock()
 
-    # -- while it runs ------------------------------------------------------------------------------------------
-
     @property
-    def fd(self) -> int:
-        """The descriptor to wait on; -1: there is no agent now."""
-        agent = self.joined.agent
-        return -1 if agent is None or agent.lost else agent.fd
+    def _has_script(self) -> bool:
+        return self._has_client and self.joined.is_client
 
-    def seconds_until_due(self) -> float:
-        """Seconds until `pump` has something to do without a message; infinite: nothing is due."""
-        return max(0.0, self._restart_due - time.monotonic())
+    def launcher_gone(self) -> bool:
+        """Whether the launcher that started this rank has died."""
+        return self.launched and os.getppid() != self._parent
 
-    def send(self, kind: Kind, payload: Any = None) -> None:
-        """Send the hub a message, through this rank's agent."""
-        if self.joined.agent is not None:
-            self.joined.agent.send(kind, payload)
+    # -- while it runs ------------------------------------------------------------------------------------------
 
     def pump(self, timeout: float) -> None:
         """Handle what has happened; waits at most `timeout` seconds for it."""
         with self._lock:
-            if time.monotonic() > self._restart_due and not self.ending.stopped:
-                self._start_agent()
-            agent = self.joined.agent
-            if agent is None:
-                self._wait_for_line(timeout)
-                return
-            for kind, payload in agent.events(timeout):
+            if not self.ending.stopped:
+                self.agents.start_if_due()
+            for kind, payload in self.agents.events(timeout):
                 self._on_message(kind, payload)
-            if agent.lost:
+            agent = self.agents.present
+            if agent is not None and agent.lost:
                 self._on_lost_agent(agent)
-
-    def _wait_for_line(self, timeout: float) -> None:
-        """Wait without an agent; if the hub has something to say, the end most likely, the next one starts at once."""
-        poller = select.poll()
-        for line in self._lines[-1:]:
-            if line.is_ours:
-                poller.register(line.fd, select.POLLIN)
-        if poller.poll(1000 * timeout) and self._restart_due < math.inf:
-            self._restart_due = 0.0
 
     def pump_until(self, done: Callable[[], bool], limit: float) -> None:
         """Handle what happens until `done()`, or until `limit` (``time.monotonic()``)."""
@@ -166,16 +144,14 @@ class Member:
             self.pump(POLL_BUSY)
 
     def _on_message(self, kind: Kind, payload: Any) -> None:
-        ending, joined = self.ending, self.joined
+        ending = self.ending
         match kind:
             case Kind.STOP:
                 ending.stopped = True
-                if joined.is_client:
+                if self.joined.is_client:
                     ending.lost = payload  # for the script; rank 0's agent has printed it
                     if self.leave_open:  # the programs of all ranks continue at once, whatever the function does that runs here
-                        self.send(Kind.OVER, (True, None, None))
-            case Kind.START:  # another agent has been heard
-                self._hang_up(self._lines[:-1])
+                        self.agents.send(Kind.OVER, (True, None, None))
             case Kind.END:
                 ending.code, ending.signal = payload
                 ending.end()
@@ -195,66 +171,35 @@ class Member:
                 self.for_script = payload
             case Kind.CLIENT:
                 self.had_client = True
-            case Kind.PREPARED if self._restarts:
-                again = replace(joined.entry, again=True, workers=self._restarts <= len(DELAYS))
-                self.send(Kind.ENTER, again)
+            case Kind.PREPARED:
+                self.agents.enter_again()
             case Kind.ENTERED:
-                line = joined.agent.take_line() if joined.agent is not None else None
-                self._lines += [] if line is None else [Held(line)]
+                self.agents.keep_line()
+            case Kind.START:  # another agent has been heard
+                self.agents.hang_up(but_last=True)
             case Kind.FAILED:  # another agent can't enter the job again
                 self._on_lost_rank_0(cut_off=False)
 
-    @property
-    def _has_script(self) -> bool:
-        return self._has_client and self.joined.is_client
-
-    @property
-    def _here(self) -> str:
-        return f"rank {self.rank} on {self.joined.host}"
-
-    def launcher_gone(self) -> bool:
-        """Whether the launcher that started this rank has died."""
-        return self.launched and os.getppid() != self._parent
-
-    # -- the agent ----------------------------------------------------------------------------------------------
-
-    def drop_agent(self, timeout: float) -> None:
-        """End this rank's agent within `timeout` seconds."""
-        agent, self.joined.agent = self.joined.agent, None
-        if agent is not None:
-            agent.close(timeout)
-            if agent.scratch is not None and os.path.exists(agent.scratch):
-                self._left.append(agent.scratch)
-
-    def _hang_up(self, lines: Sequence[Held] | None = None) -> None:
-        """Close this rank's ends of its agents' connections, for the hub to notice that the agent has gone; None: all."""
-        for line in self._lines if lines is None else lines:
-            line.close()
-        self._lines = [line for line in self._lines if line.fd >= 0]
-
     def _on_lost_agent(self, agent: AgentProcess) -> None:
         """Its workers have died with it: start another one, or end."""
-        ending = self.ending
+        ending, agents = self.ending, self.agents
         if ending.done:
             return
-        text = f"the agent of {self._here} ended ({agent.exit_text()})"
-        self.drop_agent(0.5)
+        text = f"the agent of {agents.of} ended ({agent.exit_text()})"
+        agents.drop(0.5)
         if ending.stopped:
             ending.end_part()
             if not self._has_script:  # which continues; nobody would tell another rank of the job's end
                 ending.end()
-                self._hang_up()
+                agents.hang_up()
         elif self.joined.has_scheduler or self.rank == COORDINATOR:
             # with rank 0's agent the hub is lost
-            self._hang_up()
-            of = ", and the scheduler with it" if self.joined.has_scheduler else ""
-            self._on_lost_cluster(f"{text}{of}")
-        elif self._restarts <= len(DELAYS):
-            delay = (*DELAYS, 0.0)[self._restarts]
+            agents.hang_up()
+            with_it = ", and the scheduler with it" if self.joined.has_scheduler else ""
+            self._on_lost_cluster(f"{text}{with_it}")
+        elif (delay := agents.start_later()) is not None:
             removed = f"rank {self.rank} removed, continuing with the other ranks"
             say(f"{text}; {f'restarting it in {delay:g} s' if delay else removed}")
-            self._restart_due = time.monotonic() + delay
-            self._restarts += 1
         else:  # nothing is left to hear of the job's end
             ending.end()
             ending.end_part()
@@ -290,23 +235,6 @@ class Member:
             ending.cut_off = cut_off
             ending.must_have = outcome.FAILED
 
-    def _start_agent(self) -> None:
-        """Start another agent; once it is `PREPARED`, it enters the job again."""
-        self._restart_due = math.inf
-        joined = self.joined
-        try:
-            agent = AgentProcess(joined.environ)
-        except OSError as error:  # no descriptors, no memory: perhaps later
-            say(f"the agent of {self._here} could not be started ({error.strerror})")
-            self._restart_due = time.monotonic() + DELAYS[2]
-            return
-        joined.agent = agent
-        agent.begin(joined.options, joined.environ, inspect_gpus=False)
-        again = configuration(
-            joined.options, joined.environ, leave_open=self.leave_open, deadline=time.monotonic() + NODE_LOST
-        )
-        agent.configure(again)
-
     # -- ranks without the script -------------------------------------------------------------------------------
 
     def serve(self) -> int:
@@ -324,12 +252,7 @@ class Member:
         if ending.lost is not None and not (self.leave_open and self._has_client):
             raise ClusterLostError(ending.lost, reported=True)
         if self.leave_open:
-            number = ending.signal if received is None else received
-            if number is not None:
-                # The program would continue as if nothing had happened, and wait in MPI for ranks that the signal has ended.
-                if ending.code and is_ours(number):
-                    raise SystemExit(ending.code)  # as the script: 75 after its checkpoint
-                signal.raise_signal(number)
+            self._raise_signal_again(received)
             return 0
         if leaves_early:
             return 0  # the script goes on, and a launcher would end it with another code
@@ -338,17 +261,29 @@ class Member:
             kill_rank(os.getpid())
         return ending.exit_code(received)
 
+    def _raise_signal_again(self, received: int | None) -> None:
+        """Let the signal that has ended the cluster end the program, which would continue as if nothing had happened.
+
+        It would wait in MPI for ranks that the signal has ended. `received`: the one that this rank was sent.
+        """
+        number = self.ending.signal if received is None else received
+        if number is None:
+            return
+        if self.ending.code and is_ours(number):
+            raise SystemExit(self.ending.code)  # as the script: 75 after its checkpoint
+        signal.raise_signal(number)
+
     def _wait_for_end(self) -> bool:
         """Wait until the job ends, or the cluster if the program continues; True: this rank leaves before that, by a signal."""
         while not self.ending.ended and not (self.ending.stopped and self.leave_open):
             self.pump(POLL_IDLE)
             if self.signals.got is not None and self._leaves(*self.signals.got):
-                self.send(Kind.WORKERS_ENDED, False)  # in order: the others continue
-                self.drop_agent(self.joined.options.shutdown_timeout)
+                self.agents.send(Kind.WORKERS_ENDED, False)  # in order: the others continue
+                self.agents.drop(self.joined.options.shutdown_timeout)
                 self.ending.end_part()  # it gets no answer
                 return True
             if self.launcher_gone():
-                self.drop_agent(self.joined.options.shutdown_timeout)
+                self.agents.drop(self.joined.options.shutdown_timeout)
                 os._exit(outcome.FAILED)
         return False
 
@@ -359,7 +294,7 @@ class Member:
         """
         if not self._signal_reported:
             self._signal_reported = True
-            self.send(Kind.SIGNAL, number)
+            self.agents.send(Kind.SIGNAL, number)
         return not self._script_cleans_up and time.monotonic() > since + TERM_GRACE
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -370,16 +305,11 @@ class Member:
         `code`: the script's exit code; None: it is not known.
         """
         ending = self.ending
-        raised = sys.exception()
-        if final and isinstance(raised, SystemExit):  # of the function of `execute`; the program may continue
-            outcome.note(outcome.outcome_of_error(raised))
         if not (ending.ended if final else ending.stopped):
-            self.send(Kind.OVER, (final, None, code))
-            if self.joined.agent is None:
+            self.agents.send(Kind.OVER, (final, None, code))
+            if self.agents.present is None:
                 ending.end()
                 ending.end_part()
-            if final:
-                ending.closed = False
         self._leave(final=final)
 
     def abort_after_failure(self) -> None:
@@ -411,21 +341,130 @@ class Member:
         if not ends and not ending.done and ending.closed:
             return
         begun = time.monotonic()
-        agent = self.joined.agent
-        if agent is not None and not ending.done:
-            agent.kill()
-        self._hang_up()  # first: the hub does not wait for the removal of files
-        self.drop_agent(options.shutdown_timeout)
-        for path in self._left:  # of agents that were lost before, too
-            remove_scratch(path, within=begun + options.shutdown_timeout - time.monotonic())
-            if os.path.exists(path):
-                say(
-                    f"warning: {self._here}: could not remove all of {path} within {options.shutdown_timeout:g} s "
-                    "(shutdown_timeout). Fix: remove it, and set a faster local_directory or a longer shutdown_timeout"
-                )
-        self._left = []
+        if self.agents.present is not None and not ending.done:
+            self.agents.present.kill()
+        self.agents.hang_up()  # first: the hub does not wait for the removal of files
+        self.agents.drop(options.shutdown_timeout)
+        self.agents.remove_scratch(begun + options.shutdown_timeout)
         if ending.must_have and self.rank == COORDINATOR:
             end_job(ending.must_have, self.joined.environ)
+
+
+class RankAgents:
+    """The agent of a rank of the running cluster, and those that replace it, until the rank ends.
+
+    An agent that has died is replaced after a delay of `DELAYS`, and once more by one that starts no workers.
+    """
+
+    def __init__(self, joined: Joined, *, leave_open: bool) -> None:
+        self._joined = joined
+        self._leave_open = leave_open
+        #: The rank, in messages.
+        self.of = f"rank {joined.rank} on {joined.host}"
+        #: None: the next one is not started yet, or nothing is left to do.
+        self.present: AgentProcess | None = joined.agent
+        self._restarts = 0
+        #: When another agent is to be started (``time.monotonic()``).
+        self._due = math.inf
+        #: This rank's ends of the agents' connections to the hub, which end with the last process that has them: the rank, so
+        #: that the hub does not take the rank for lost meanwhile. The present agent's is the last.
+        self._lines = [] if joined.line is None else [Held(joined.line)]
+        #: Directories of agents that have ended, which could not be removed in time.
+        self._left: list[str] = []
+
+    @property
+    def fd(self) -> int:
+        """The descriptor to wait on; -1: there is no agent now."""
+        return -1 if self.present is None or self.present.lost else self.present.fd
+
+    def send(self, kind: Kind, payload: Any = None) -> None:
+        """Send the hub a message, through the agent."""
+        if self.present is not None:
+            self.present.send(kind, payload)
+
+    def events(self, timeout: float) -> Iterable[tuple[Kind, Any]]:
+        """The agent's messages that have come; waits at most `timeout` seconds for one."""
+        if self.present is not None:
+            return self.present.events(timeout)
+        # If the hub has something to say, the end most likely, the next agent starts at once.
+        poller = select.poll()
+        for line in self._lines[-1:]:
+            if line.is_ours:
+                poller.register(line.fd, select.POLLIN)
+        if poller.poll(1000 * timeout) and self._due < math.inf:
+            self._due = 0.0
+        return ()
+
+    def start_later(self) -> float | None:
+        """Let another agent start after so many seconds, 0 for one without workers; None: there were enough."""
+        if self._restarts > len(DELAYS):
+            return None
+        delay = (*DELAYS, 0.0)[self._restarts]
+        self._due = time.monotonic() + delay
+        self._restarts += 1
+        return delay
+
+    def seconds_until_due(self) -> float:
+        """Seconds until another agent is to be started; infinite: none is."""
+        return max(0.0, self._due - time.monotonic())
+
+    def start_if_due(self) -> None:
+        """Start another agent, if it is time; once it is `PREPARED`, it enters the job again."""
+        if time.monotonic() <= self._due:
+            return
+        self._due = math.inf
+        joined = self._joined
+        try:
+            agent = AgentProcess(joined.environ)
+        except OSError as error:  # no descriptors, no memory: perhaps later
+            say(f"the agent of {self.of} could not be started ({error.strerror})")
+            self._due = time.monotonic() + DELAYS[2]
+            return
+        self.present = agent
+        agent.begin(joined.options, joined.environ, inspect_gpus=False)
+        deadline = time.monotonic() + NODE_LOST
+        agent.configure(
+            configuration(joined.options, joined.environ, leave_open=self._leave_open, deadline=deadline)
+        )
+
+    def enter_again(self) -> None:
+        """Let an agent that has replaced another one enter the job."""
+        if self._restarts:
+            again = replace(self._joined.entry, again=True, workers=self._restarts <= len(DELAYS))
+            self.send(Kind.ENTER, again)
+
+    def keep_line(self) -> None:
+        """Keep this rank's end of the connection that the agent has made to the hub."""
+        if self.present is not None and (line := self.present.take_line()) is not None:
+            self._lines.append(Held(line))
+
+    def hang_up(self, *, but_last: bool = False) -> None:
+        """Close this rank's ends of its agents' connections, for the hub to notice that the agents have gone."""
+        kept = self._lines[-1:] if but_last else []
+        for line in self._lines:
+            if line not in kept:
+                line.close()
+        self._lines = kept
+
+    def drop(self, timeout: float) -> None:
+        """End the agent within `timeout` seconds."""
+        agent, self.present = self.present, None
+        if agent is not None:
+            agent.close(timeout)
+            if agent.scratch is not None and os.path.exists(agent.scratch):
+                self._left.append(agent.scratch)
+
+    def remove_scratch(self, limit: float) -> None:
+        """Remove what is left of the agents' directories, until `limit` (``time.monotonic()``)."""
+        for path in self._left:
+            remove_scratch(path, within=limit - time.monotonic())
+            if os.path.exists(path):
+                seconds = self._joined.options.shutdown_timeout
+                say(
+                    f"warning: {self.of}: could not remove all of {path} within {seconds:g} s (shutdown_timeout). Fix: remove "
+                    "it, and set a faster local_directory or a longer shutdown_timeout"
+                )
+        self._left = []
 
 
 def configuration(

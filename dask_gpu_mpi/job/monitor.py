@@ -1,4 +1,8 @@
-"""The thread that watches the cluster while the script runs in the main thread."""
+"""While the script runs in the main thread: the thread that watches its cluster (`Monitor`), and the clock (`Walltime`).
+
+`job.session` makes both. The thread ends a script whose cluster or launcher is lost, and passes on signals that other ranks were
+sent. It calls `Walltime.check`, which sends this process a signal in time before the batch system ends the job.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,10 @@ from dask_gpu_mpi.options.convert import show
 from dask_gpu_mpi.sites.batch import end_time
 from dask_gpu_mpi.startup.messages import Kind
 
-#: Seconds between two checks: of the handlers of `on_walltime`, and of descriptors that the script may have closed.
-CHECKING, LOOKING = 1.0, 5.0
+#: Seconds between two checks of the handlers of `on_walltime`, and of descriptors that the script may have closed.
+CHECK_HANDLERS, CHECK_DESCRIPTORS = 1.0, 5.0
+#: Seconds to flush the output of a script that is ended by force.
+FLUSHING = 1.0
 
 
 class Walltime:
@@ -101,19 +107,20 @@ class Walltime:
         """Seconds until `check` is to be called; infinite: it has nothing to do."""
         if self._callback is None:
             return math.inf
-        return min(CHECKING, math.inf if self._warned else max(0.0, self._due - time.time()) + 0.01)
+        left = math.inf if self._warned else max(0.0, self._due - time.time()) + 0.01
+        return min(CHECK_HANDLERS, left)
 
     def check(self) -> None:
         """Send this process the signal when time is short, and warn if the callback may not run; called from time to time."""
         if self._callback is None:
             return
-        for number in self._numbers if not self._replaced else ():
-            if not is_ours(number):
-                self._replaced = True
-                say(
-                    f"warning: on_walltime: {signal.Signals(number).name} got another handler after on_walltime() was called; "
-                    "the callback runs only if that handler calls the one that it replaced. Fix: set the handler first"
-                )
+        replaced = next((number for number in self._numbers if not is_ours(number)), None)
+        if replaced is not None and not self._replaced:
+            self._replaced = True
+            say(
+                f"warning: on_walltime: {signal.Signals(replaced).name} got another handler after on_walltime() was called; "
+                "the callback runs only if that handler calls the one that it replaced. Fix: set the handler first"
+            )
         if not self._warned and time.time() > self._due:
             self._warned = True
             os.kill(os.getpid(), signal.SIGTERM)
@@ -131,25 +138,20 @@ class Walltime:
         return True
 
 
-#: Seconds to flush the output of a script that is ended by force.
-FLUSHING = 1.0
-
-
 class Monitor:
-    """Handles the agent's messages while the script runs, in a thread that waits for them.
-
-    It ends a script whose cluster is lost.
-    """
+    """The thread that handles the agent's messages while the script runs; see the module's text."""
 
     def __init__(self, member: Member, walltime: Walltime) -> None:
         self._member = member
         self._walltime = walltime
-        self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
+        #: The thread is to end.
+        self._leaving = threading.Event()
+        #: The thread is to announce that the script cleans up.
+        self._announces = False
         #: Written to wake the thread; a signal handler may do that.
         self._wake = Held(-1)
-        self._announces = False
-        #: The launcher's process, if there is one.
+        #: The launcher's process, if there is one; readable when it has ended.
         self._launcher = Held(-1)
 
     def start(self) -> None:
@@ -183,10 +185,11 @@ class Monitor:
         poller = select.poll()
         # the script may have closed them
         fds = [each.fd for each in (self._wake, self._launcher) if each.is_ours]
-        for fd in (*fds, member.fd):
+        for fd in (*fds, member.agents.fd):
             if fd >= 0:
                 poller.register(fd, select.POLLIN)
-        poller.poll(1000 * min(LOOKING, member.seconds_until_due(), self._walltime.seconds_until_due()))
+        until_due = min(member.agents.seconds_until_due(), self._walltime.seconds_until_due())
+        poller.poll(1000 * min(CHECK_DESCRIPTORS, until_due))
         if self._wake.is_ours:
             with contextlib.suppress(OSError):  # it was not woken
                 os.eventfd_read(self._wake.fd)
@@ -197,22 +200,7 @@ class Monitor:
             if member.launched:
                 self._launcher = Held(open_process(os.getppid()))
         try:
-            while not self._leaving.is_set():
-                member.pump(0.0)
-                if self._announces:
-                    self._announces = False
-                    member.send(Kind.BUSY)
-                self._walltime.check()
-                if member.for_script is not None:
-                    number, member.for_script = member.for_script, None
-                    self._pass_on_signal(number)
-                if self._leaving.is_set():
-                    return
-                if member.ending.lost is not None or member.launcher_gone():
-                    self._end_the_script()
-                    return
-                if member.ending.stopped and member.fd < 0:
-                    return
+            while not self._leaving.is_set() and self._handle_events():
                 self._wait()
         except Exception as error:
             # Any error ends the script: without this thread the cluster's end would not be noticed.
@@ -222,6 +210,24 @@ class Monitor:
                 self._end_the_script()
         finally:
             self._launcher.close()
+
+    def _handle_events(self) -> bool:
+        """Handle what has happened; False: nothing is left to watch."""
+        member = self._member
+        member.pump(0.0)
+        if self._announces:
+            self._announces = False
+            member.agents.send(Kind.BUSY)
+        self._walltime.check()
+        if member.for_script is not None:
+            number, member.for_script = member.for_script, None
+            self._pass_on_signal(number)
+        if self._leaving.is_set():
+            return False
+        if member.ending.lost is not None or member.launcher_gone():
+            self._end_the_script()
+            return False
+        return not member.ending.stopped or member.agents.fd >= 0
 
     def _pass_on_signal(self, number: int) -> None:
         """Raise in the script the signal that another rank was sent, unless the script handles or ignores it itself.
@@ -242,7 +248,7 @@ class Monitor:
         os.kill(os.getpid(), LOST if lost and is_ours(LOST) else signal.SIGTERM)
         if not self._leaving.wait(LOST_GRACE):
             say(f"script still running {LOST_GRACE:g} s after the cluster was lost; terminating it")
-            self._member.drop_agent(1.0)
+            self._member.agents.drop(1.0)
             with contextlib.suppress(RuntimeError):  # Python ends already
                 # In a thread, since the script may hang in a print, and holds the stream's lock.
                 flushing = threading.Thread(target=flush, daemon=True)

@@ -1,4 +1,9 @@
-"""The way in which the script has ended, and the exit codes of all ranks; users read `docs/exit-codes.md`."""
+"""The way in which the script has ended, as text and as an exit code; users read `docs/exit-codes.md`.
+
+It is noted by the code that sees the end first: `job.program` runs the script of a command, the hook of uncaught errors
+(`ExceptHook`) is called if the script itself has called `initialize`, and `job.start` handles signals. `job.session` reads it for
+the report and the exit code of all ranks. A rank with the script exits with the script's code.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,6 @@ from typing import Any
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import printable, text_of
 from dask_gpu_mpi.errors import DaskGpuMpiError
-
-# A rank with the script exits with the script's code. Errors of dask_gpu_mpi have their code (`dask_gpu_mpi.errors`).
 
 #: The cluster or the launcher was lost, a rank did not answer, or the script raised.
 FAILED = 1
@@ -45,10 +48,6 @@ def code_of_exception(error: BaseException) -> int:
 #: In words, and the exit code; None: not known here.
 Outcome = tuple[str, int | None]
 
-_noted: Outcome | None = None
-#: Whether the error that has ended the script is being reported.
-_is_reporting = False
-
 
 class SignalExit(SystemExit):
     """Ends the script after a signal, `called`: after the callback of `on_walltime`. The script may catch it, and continue.
@@ -80,6 +79,10 @@ def outcome_of_error(error: BaseException | None) -> Outcome:
     return f"{type(error).__name__}{': ' if first else ''}{first}", code_of_exception(error)
 
 
+#: Written by `note`.
+_noted: Outcome | None = None
+
+
 def note(outcome: Outcome) -> None:
     """Keep the outcome of the script; the last one counts, since the script has continued after earlier ones."""
     global _noted
@@ -99,6 +102,10 @@ def failure() -> int | None:
     uncaught = getattr(sys, "last_value", None)
     _, code = outcome_of_error(uncaught) if uncaught is not None else _noted or ("", None)
     return code or None
+
+
+#: Whether the error that has ended the script is being reported; written by `reporting`.
+_is_reporting = False
 
 
 @contextlib.contextmanager
@@ -158,11 +165,12 @@ class ExceptHook:
             sys.excepthook = self._before
 
 
+#: The hook of this process; written by `install` and `retire`.
 _installed: ExceptHook | None = None
 
 
 def install(label: Callable[[], str | None]) -> None:
-    """Install the hook, or give it this label."""
+    """Install the hook, or give it this label. It is put on top again if the script has replaced it."""
     global _installed
     if _installed is None or sys.excepthook is not _installed:
         retire()

@@ -1,4 +1,8 @@
-"""The cluster in the process of the script: `Session` is the user's object, and `ScriptCluster` all that is behind it."""
+"""The cluster in the process of the script: `Session` is the user's object, and `ScriptCluster` all that is behind it.
+
+`job.start` makes both when the cluster is up. The cluster ends by `Session.close`, by a signal (`ScriptCluster.interrupt`), or at
+the end of the process (`ScriptCluster.end`), whichever is first.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,10 @@ from dask_gpu_mpi.job.announcement import all_warnings, card
 from dask_gpu_mpi.job.child_processes import cluster_for_children
 from dask_gpu_mpi.job.dask_client import (
     DaskSettings,
+    DaskUse,
     abandon_clients,
     close_clients,
-    computed_locally,
     has_lost_client,
-    made_client,
-    made_cluster,
     prefer_cluster,
     prefer_no_cluster,
     security_of,
@@ -47,9 +49,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from dask_gpu_mpi.job.report import Reporter
-
-
-_script_cluster: ScriptCluster | None = None
 
 
 class State(Enum):
@@ -73,6 +72,8 @@ class ScriptCluster:
     ) -> None:
         global _script_cluster
         self.member = member
+        #: The user's object, once there is one.
+        self.session: Session | None = None
         self.walltime = Walltime(member.joined.environ, member.joined.options.walltime_signal, on_signal)
         self.ready_seconds = time.monotonic() - started
         self.state = State.OPEN
@@ -83,6 +84,8 @@ class ScriptCluster:
         self._quiet = quiet
         self._monitor = Monitor(member, self.walltime)
         self._reporter: Reporter | None = None
+        #: Set by `open`.
+        self._use: DaskUse | None = None
         #: Restores the process: the script continues without the cluster.
         self._undo = contextlib.ExitStack()
         _script_cluster = self
@@ -101,7 +104,7 @@ class ScriptCluster:
         register_defaults(dask.config)
         follow_cudf_spill(self.member.joined.options.worker_options)
         cluster, options = self.member.joined.cluster, self.member.joined.options
-        prefer_cluster(self._address, self._fetch_record)
+        self._use = prefer_cluster(self._address, self._fetch_record)
         self._undo.callback(prefer_no_cluster)
         settings = {"scheduler-address": cluster.address, **cluster.config}
         # The cluster of another job has another dashboard, and workers that are not in this plan.
@@ -172,18 +175,20 @@ class ScriptCluster:
         if had_cluster:
             steps += [self._wait_for_loss, self._warn_if_unused]
         if final:
-            steps += [self._silence]
-        steps += [lambda: self._begin_report(fetch=had_cluster), lambda: close_clients(self._address)]
-        steps += [lambda: self._end_member(final=final), self._finish_report]
+            steps.append(self._silence)
+        steps.append(lambda: self._begin_report(fetch=had_cluster))
+        steps.append(lambda: close_clients(self._address))
+        steps.append(lambda: self._end_member(final=final))
+        steps.append(self._finish_report)
         if self.member.leave_open or not final:
-            steps += [self._restore]
+            steps.append(self._restore)
         if final:
-            steps += [self._release]
+            steps.append(self._release)
         # Each step runs, even if one before it raises: a Ctrl-C while the script closes the cluster, for example.
         with contextlib.ExitStack() as last_to_first:
             for step in reversed(steps):
                 last_to_first.callback(step)
-            self._monitor.stop()
+            self._monitor.stop()  # not as a step, so that an interrupt during this wait is an outcome that the steps see
 
     def _wait_for_loss(self) -> None:
         """The scheduler's death may be why the script failed, and its client notices that first: wait for the report."""
@@ -197,6 +202,9 @@ class ScriptCluster:
             self._undo.callback(setattr, logger, "disabled", False)
 
     def _end_member(self, *, final: bool) -> None:
+        raised = sys.exception()
+        if final and isinstance(raised, SystemExit):  # of the function of `execute`; the program may continue
+            outcome.note(outcome.outcome_of_error(raised))
         _, code = self._outcome()
         self.member.end(final=final, code=outcome.failure() if code is None else code)
 
@@ -217,13 +225,14 @@ class ScriptCluster:
 
     def _warn_if_unused(self) -> None:
         """Print a warning if the script has ended well without using the cluster."""
-        member = self.member
-        code = self._outcome()[1]
-        # It may have called sys.exit: that is how argparse ends a script after --help, and nobody notes it with `initialize`.
-        ended = outcome.noted() == outcome.outcome_of_error(None)
-        ended_well = ended or (not code and computed_locally())
-        used = made_client() or made_cluster() or member.had_client
-        if ended_well and member.joined.options.scheduler and not used:
+        use, member = self._use, self.member
+        if use is None or use.has_client or use.has_other_cluster or member.had_client:
+            return
+        ended_well = outcome.noted() == outcome.outcome_of_error(None)
+        if use.has_computed_locally:
+            # A script with `initialize` may have called sys.exit, which nobody notes: so argparse ends a script after --help.
+            ended_well = ended_well or not self._outcome()[1]
+        if ended_well and member.joined.options.scheduler:
             say(
                 "warning: no client has connected to the cluster, and its workers have done nothing; compute() without a client "
                 "runs in the script's own process. Fix: client = Client() before the first compute()"
@@ -276,6 +285,15 @@ class ScriptCluster:
         return "the script ended", None
 
 
+#: The last cluster of which this process is or was the client, set when it is made; a forked child has a copy of it.
+_script_cluster: ScriptCluster | None = None
+
+
+def script_cluster() -> ScriptCluster | None:
+    """The last cluster's, if this process is or was its client."""
+    return _script_cluster
+
+
 def _disown() -> None:
     """In a forked child: forget the cluster, which is the parent's. Take no lock, since a thread of the parent may hold it."""
     if _script_cluster is not None:
@@ -285,14 +303,6 @@ def _disown() -> None:
 
 
 os.register_at_fork(after_in_child=_disown)
-
-
-def script_cluster() -> ScriptCluster | None:
-    """The last cluster's, if this process is or was its client."""
-    return _script_cluster
-
-
-_current: Session | None = None
 
 
 class Session:
@@ -311,7 +321,6 @@ class Session:
     """
 
     def __init__(self, of_script: ScriptCluster) -> None:
-        global _current
         cluster = of_script.member.joined.cluster
         assert cluster.plan is not None  # the client rank is given it
         self.plan: Plan = cluster.plan
@@ -322,7 +331,7 @@ class Session:
         self._cluster = of_script
         self._client: Client | None = None
         self._lock = threading.Lock()
-        _current = self
+        of_script.session = self
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -489,7 +498,7 @@ def current_session() -> Session:
     InputError
         If there is none: before `initialize`, on other ranks, and in a process that is not the job's script.
     """
-    if _current is None:
+    if (session := session_of_process()) is None:
         outcome.report_uncaught()
         raise InputError(
             "current_session: this process has no cluster",
@@ -497,9 +506,9 @@ def current_session() -> Session:
             fix="run it by `dask-gpu-mpi launch`, or call initialize() first; in a notebook or another process use Client() and "
             "dask_gpu_mpi.spmd(client, fn)",
         )
-    return _current
+    return session
 
 
 def session_of_process() -> Session | None:
     """The last session of this process, or None."""
-    return _current
+    return None if _script_cluster is None else _script_cluster.session

@@ -1,4 +1,7 @@
-"""The start of a rank: MPI's child and the agent first, then the meeting and the session; and the signals that end the script."""
+"""The start of a rank: MPI's child and the agent first, then the meeting and the session; and the signals that end the script.
+
+`start` is called by `initialize` and `execute` (`job.api`), by the command that runs a script (`cli.main`) and by `check`.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,12 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.job.session import Session
     from dask_gpu_mpi.mpi.world import World
 
-#: This process's part in its last cluster.
+#: This process's part in its last cluster, and whether the command started that, and not the script; written by `start`.
 _member: Member | None = None
-#: Whether this process has met the other ranks of its launcher by another process than its own MPI.
-_has_met = False
-#: Whether the command started that cluster, and not the script.
 _by_command = False
+#: Whether this process has met the other ranks of its launcher by another process than its own MPI, which a launcher lets it do
+#: once; written by `RankStart`.
+_has_met = False
 
 
 def start(
@@ -73,10 +76,10 @@ def start(
     joined = rank.run()
     from dask_gpu_mpi.job.member import Member
 
-    _by_command = by_command
     if _member is not None:  # of an earlier cluster of this program
         atexit.unregister(_member.abort_after_failure)
-    _member = member = Member(joined, rank.signals, leave_open=leave_open, has_client=has_client)
+    member = Member(joined, rank.signals, leave_open=leave_open, has_client=has_client)
+    _member, _by_command = member, by_command
     if joined.world.is_own:
         from dask_gpu_mpi.mpi.library import unlink_shared_memory
 

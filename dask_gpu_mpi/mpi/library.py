@@ -244,7 +244,7 @@ def _fix(launched: Launched, library: str) -> str:
 #
 # The component for TCP makes each rank listen on all interfaces, even if all ranks are on one host and use shared memory. Anyone
 # who reaches such a port can end the job, and write into its memory (docs/security-audit.md). If the user has chosen components
-# to leave out (``^openib``), TCP is added to them. Any other choice stays.
+# to leave out (``^openib``), TCP is added to them. Any other choice by a variable stays. A choice in Open MPI's files does not.
 
 PREFIX = "OMPI_MCA_"
 BTL = f"{PREFIX}btl"
@@ -254,14 +254,8 @@ CHOSEN = {
     "btl": re.compile(r"btl|(btl_ofi|opal_common_ofi)_\w+"),
     "mtl": re.compile(r"mtl|pml|(mtl_ofi|pml_cm|opal_common_ofi)_\w+"),  # pml: cm alone uses an mtl
 }
-#: Parameters with names of files that are not read here.
-FILES_ELSEWHERE = re.compile(r"mca_(base_(param_file|envar_file|override_param_file)|param_files)\w*")
 #: Files of networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
 NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/hfi1*")
-#: Folders and names of the installation's configuration (opal/mca/installdirs, opal/mca/base/mca_base_var.c).
-FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
-FILES = "openmpi-mca-params*.conf"
-SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)", re.MULTILINE)
 
 
 @contextmanager
@@ -272,54 +266,35 @@ def fewer_components(environ: Mapping[str, str], module: str, *, one_host: bool 
     ``importlib.util.find_spec("mpi4py.MPI").origin``. `one_host`: all ranks are on this host.
     """
     no_network = not any(map(glob.glob, NETWORKS))
-    library = _library_of(module) if no_network or one_host else None
-    settings = {} if library is None else _left_out(environ, library, ofi=no_network, tcp=one_host)
+    leaves_out = (no_network or one_host) and _is_open_mpi(module)
+    settings = _left_out(environ, ofi=no_network, tcp=one_host) if leaves_out else {}
     with environment(settings):  # restored, since children of the script must not have these
         yield
 
 
-def _left_out(environ: Mapping[str, str], library: Path, *, ofi: bool, tcp: bool) -> dict[str, str]:
+def _left_out(environ: Mapping[str, str], *, ofi: bool, tcp: bool) -> dict[str, str]:
     """The variables by which Open MPI leaves out the components for libfabric (`ofi`) and TCP."""
     settings: dict[str, str] = {}
-    parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
-    if not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
-        parameters |= _configured(environ, library)
-        for name, chosen_by in CHOSEN.items() if ofi else ():
+    parameters = [name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)]
+    if ofi:
+        for name, chosen_by in CHOSEN.items():
             if not any(map(chosen_by.fullmatch, parameters)):
                 settings[PREFIX + name] = "^ofi"
-        if tcp and "btl" not in parameters:
-            settings[BTL] = f"{settings[BTL]},tcp" if BTL in settings else "^tcp"
-    chosen = environ.get(BTL, "")
-    if tcp and chosen.startswith("^") and "tcp" not in re.split(r"[\^,\s]+", chosen):
-        settings[BTL] = f"{chosen},tcp"
+    if tcp:
+        chosen = settings.get(BTL) or environ.get(BTL, "")
+        if not chosen:
+            settings[BTL] = "^tcp"
+        elif chosen.startswith("^") and "tcp" not in re.split(r"[\^,\s]+", chosen):
+            settings[BTL] = f"{chosen},tcp"
     return settings
 
 
-def _library_of(module: str) -> Path | None:
-    """The file of the MPI library that this module loads, if it is Open MPI."""
-    with suppress(OSError, StopIteration):
-        if not hasattr(ctypes.CDLL(module), "ompi_mpi_comm_world"):
-            return None
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-            mapped = (line.rstrip("\n").split(maxsplit=5)[-1] for line in file if "/libmpi.so" in line)
-            return Path(next(mapped)).resolve()
-    return None
-
-
-def _configured(environ: Mapping[str, str], library: Path) -> set[str]:
-    """The names of parameters in Open MPI's configuration files: the user's, the installation's, the system's."""
-    named = [Path(environ[name]) / rest for name, rest in FOLDERS if environ.get(name)]
-    beside = [folder / "etc" for folder in list(library.parents)[:4]]
-    files = [file for folder in named + beside for file in folder.glob(FILES)]
-    if not files:  # not an installation in one place
-        files += map(Path, glob.glob(f"/etc/openmpi*/{FILES}"))
-    files.append(Path(environ.get("HOME", "/"), ".openmpi", "mca-params.conf"))
-    found: set[str] = set()
-    for file in files:
-        with suppress(OSError):
-            text = file.read_text(encoding="utf-8", errors="replace")
-            found.update(either or other for either, other in SETTING.findall(text))
-    return found
+def _is_open_mpi(module: str) -> bool:
+    """Whether the MPI library that this module loads is Open MPI."""
+    try:
+        return hasattr(ctypes.CDLL(module), "ompi_mpi_comm_world")
+    except OSError:
+        return False
 
 
 # Settings by which other users can't reach MPI: no port if all ranks are on one host, and no memory that the group can write.

@@ -1,4 +1,10 @@
-"""The transports by which ranks meet, once, at the start: MPI in a short-lived child process, the user's own MPI, or `launch`.
+"""The transports by which ranks meet, once, at the start. Each is a `World`:
+
+    MpiChild       MPI in a child process, which lives until the ranks have met, and passes on their packets
+    LaunchedWorld  `launch`, which has started the ranks of one node, and passes on their packets
+    OwnMpi         MPI of the script's process, if the user has made that an MPI process
+
+`job.start` chooses one by `own_world` and `world_of`, `job.entering` waits for it, and `startup.meeting` sends messages over it.
 
 A rank process is no MPI process, unless the user makes it one: nothing of MPI's, neither a port nor a thread, is in the process
 that has the job's key and runs the script. The child has no secrets: it passes on what the ranks have sealed.
@@ -20,7 +26,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -52,7 +58,7 @@ class World:
     size = 1
     #: Version text of the MPI library; empty: there is none.
     library = ""
-    #: Whether the script's process is an MPI process, and whether that may have ports.
+    #: Whether the script's process is an MPI process (`OwnMpi`), and whether that may have ports.
     is_own = is_open = False
     #: Whether it is all ranks, and not those of a communicator of the script.
     is_whole = True
@@ -86,10 +92,15 @@ class World:
 
 
 class PacketWorld(World):
-    """A world behind a socket: packets that begin with a rank's number."""
+    """A world behind a socket to another process, which passes packets on: they begin with the number of the other rank.
+
+    A packet with the number `TRANSPORT` is of that process itself.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
+        #: None: the other process has ended, or this rank has left.
         self._socket: socket.socket | None = sock
+        #: Packets for which the socket has no room yet.
         self._later: deque[bytes] = deque()
         sock.setblocking(False)
         with contextlib.suppress(OSError):
@@ -134,10 +145,10 @@ class PacketWorld(World):
         return found
 
     def _on_transport(self, data: bytes) -> None:
-        """A message of the transport itself."""
+        """Handle a message of the other process itself."""
 
     def _on_end(self) -> None:
-        """The transport has ended."""
+        """Handle the end of the other process."""
 
     def _close(self) -> None:
         if self._socket is not None:
@@ -204,17 +215,8 @@ class MpiChild(PacketWorld):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-            if forks and len(os.listdir("/proc/self/task")) == 1:
-                self._process = self._fork(theirs, environ, path)
-                return
-            os.set_inheritable(theirs.fileno(), True)
-            self._process = psutil.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), *path],
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                cwd="/",  # MPI's libraries read files of the working directory, where others may have put some
-                close_fds=False,  # some launchers give a rank a descriptor (PMI_FD)
-            )
+            begin = self._fork if forks and len(os.listdir("/proc/self/task")) == 1 else self._run_python
+            self._process = begin(theirs, environ, path)
         except OSError as error:
             self._close()
             raise StartupError(
@@ -225,7 +227,21 @@ class MpiChild(PacketWorld):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
 
+    def _run_python(
+        self, theirs: socket.socket, environ: Mapping[str, str], path: list[str]
+    ) -> psutil.Process:
+        """Start the child as a new Python."""
+        os.set_inheritable(theirs.fileno(), True)
+        return psutil.Popen(
+            [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), *path],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            cwd="/",  # MPI's libraries read files of the working directory, where others may have put some
+            close_fds=False,  # some launchers give a rank a descriptor (PMI_FD)
+        )
+
     def _fork(self, theirs: socket.socket, environ: Mapping[str, str], path: list[str]) -> psutil.Process:
+        """Start the child as a fork of this process, with the same surroundings as a new Python."""
         rank = os.getpid()
         flush()
         if pid := os.fork():
@@ -357,14 +373,17 @@ class MpiWorld(World):
         except MPI.Exception:
             return True
 
-    def _returning(self) -> Any:
+    @contextlib.contextmanager
+    def _returning(self) -> Iterator[None]:
         """A context in which errors of MPI are exceptions: a script's communicator may abort."""
         from mpi4py import MPI
 
-        stack = contextlib.ExitStack()
-        stack.callback(self._comm.Set_errhandler, self._comm.Get_errhandler())
+        before = self._comm.Get_errhandler()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        return stack
+        try:
+            yield
+        finally:
+            self._comm.Set_errhandler(before)
 
     def has_sent(self) -> bool:
         """Whether all messages have left."""

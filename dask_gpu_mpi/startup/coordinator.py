@@ -26,13 +26,13 @@ from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.base.timeouts import GATHER_FAILURES
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
 from dask_gpu_mpi.machine.inventory import absent_inventory
-from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import Node, connection_report, peers_by_rank
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.convert import is_configured
 from dask_gpu_mpi.options.model import OPTIONS, Options, Protocol, Transport
 from dask_gpu_mpi.plan import Plan, Start
 from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.startup.meeting import addresses_of
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, SchedulerSettings
 from dask_gpu_mpi.startup.transport import (
     choose_transport,
@@ -58,7 +58,9 @@ class Phase(IntEnum):
 
 
 class Coordinator:
-    """See the module's text.
+    """The start of the job; see the module's text.
+
+    `agent.lead` makes it, passes it all messages (`handle`) and the time (`tick`), and reads `outcome`.
 
     `hosts`: host of each rank. `options`: of rank 0. `timeline`: of this process. `send`: ``send(rank, kind, payload)``.
     `deadline`: ``time.monotonic()`` of the start-up deadline. `plan_only`: the plan is the outcome, not the cluster.
@@ -79,44 +81,50 @@ class Coordinator:
     ) -> None:
         self.hosts = hosts
         self.size = len(hosts)
-        #: The end of the start, once it is known.
-        self.outcome: object = None
-        self.phase = Phase.REGISTER
-        #: ``time.monotonic()`` at which the start ends.
-        self.deadline = deadline
-        #: The step of each rank, as last reported.
-        self.steps: dict[int, str] = {}
-        self._registrations: dict[int, Registration] = {}
-        self._failures: dict[int, Failure] = {}
-        self._failed_at: float | None = None
-        self._plan_only = plan_only
-        self.plan: Plan | None = None
         if target is not None:  # other jobs' workers, whose names are unknown, are there as well
             options = replace(options, name=f"{options.name or 'join'}-{secrets.token_hex(4)}")
         self._options = options
         self._timeline = timeline
+        self._plan_only = plan_only
         self._credentials = credentials
         self._target = target
         self._send = send
-        #: The ranks that take part.
-        self._ranks: Sequence[int] = range(self.size)
+        #: The end of the start, once it is known: a `Cluster`, the plan of the command `plan`, or the error.
+        self.outcome: object = None
+        self.phase = Phase.REGISTER
+        #: ``time.monotonic()`` at which the start ends.
+        self.deadline = deadline
         #: Seconds of the start after the plan, by the options or the number of workers.
         self._limit = 0.0
+        #: The step of each rank, as last reported.
+        self.steps: dict[int, str] = {}
+        #: The ranks that take part: all, but for those without which the cluster starts.
+        self._ranks: Sequence[int] = range(self.size)
+        #: The failures of ranks, and when the first came.
+        self._failures: dict[int, Failure] = {}
+        self._failed_at: float | None = None
+        # REGISTER
+        self._registrations: dict[int, Registration] = {}
+        #: Whether some rank has a script to run.
+        self.has_client = True
+        #: Made when all have registered; so are the next three: where the processes of each rank listen, how workers exchange
+        #: data, and Dask's configuration of the cluster.
+        self.plan: Plan | None = None
+        self._listen: dict[int, str | None] = {}
+        self._transport = Transport()
+        self._config: dict[str, Any] = {}
+        # SCHEDULER
+        self._cluster: Cluster | None = None
+        # WORKERS
+        self._starts: dict[int, Start] = {}
         #: By rank that is ready: the steps of its timeline (none, unless the user wants a report), and the address of a worker.
         self._ready: dict[int, tuple[list[Step], str]] = {}
+        # REACH
         #: The nodes that connect to each other, by the rank that does it; those that have not done so yet.
         self._nodes: dict[int, Node] = {}
         self._connecting: set[int] = set()
         #: By rank, and by error: the hosts that it has not reached.
         self._lost: dict[int, dict[str, list[str]]] = {}
-        #: Dask's configuration of the cluster, and where the processes of each rank listen.
-        self._config: dict[str, Any] = {}
-        self._listen: dict[int, str | None] = {}
-        self._transport = Transport()
-        self._cluster: Cluster | None = None
-        self._starts: dict[int, Start] = {}
-        #: Whether some rank has a script to run.
-        self.has_client = True
 
     def handle(self, event: Event, now: float) -> bool:
         """Handle one message; False when it is not for the coordinator."""
@@ -132,54 +140,40 @@ class Coordinator:
                 self._registrations[source] = payload
                 if len(self._registrations) == self.size and not self._failures:
                     self._make_plan(now)
-            case Kind.FAILED:
-                self._failures.setdefault(source, payload)
-                if self._failed_at is None:
-                    self._failed_at = now
             case Kind.ADDRESS:
-                self._on_address(*payload)
+                self._start_workers(*payload)
             case Kind.READY:
                 self._ready[source] = payload
-                all_ready = len(self._ready) >= len(self._ranks) and self._ready.keys() >= set(self._ranks)
-                if all_ready and self.outcome is None and not self._failures:
-                    self._all_ready()
+                if len(self._ready) == len(self._ranks) and self._goes_on:
+                    self._connect_nodes()
             case Kind.REACHED:
                 self._connecting.discard(source)
                 if payload:
                     self._lost[source] = payload
-                if not self._connecting and self.outcome is None and not self._failures:
+                if not self._connecting and self._goes_on:
                     self._judge_connections()
+            case Kind.FAILED:
+                self._failures.setdefault(source, payload)
+                if self._failed_at is None:
+                    self._failed_at = now
             case _:
                 return False
         return True
 
-    def tick(self, now: float) -> None:
-        """End the start when it is time to."""
-        if self.outcome is not None:
-            return
-        if self._failed_at is not None:
-            if self._failures.keys() >= set(self.waiting_for) or now > self._failed_at + GATHER_FAILURES:
-                self._end_with_report()
-        elif now > self.deadline and not self._starts_without(self.waiting_for, now):
-            for rank in self.waiting_for:
-                text = "not ready" if rank in self._registrations else "no response"
-                last = f"; last step: {self.steps[rank]}" if rank in self.steps else ""
-                silent = Problem(
-                    f"{text} before the start-up timeout (startup_timeout){last}",
-                    fix="inspect that node (a rank that is stopped, no memory left, a slow file system?), or set a longer "
-                    "startup_timeout (--startup-timeout)",
-                    what="ranks",
-                    ranks=(rank,),
-                )
-                self._failures[rank] = Failure(silent)
-            self._end_with_report(fatal=True)
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the start has neither ended nor failed."""
+        return self.outcome is None and not self._failures
 
-    def _end_with_report(self, *, fatal: bool = False) -> None:
-        self._end_with(one_report(self._failures, self.hosts, self.size), fatal=fatal)
-
-    def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:
-        self.outcome = failure.error(reported=False)
-        self.outcome.fatal = fatal
+    @property
+    def waiting_for(self) -> list[int]:
+        """The ranks that the present phase waits for."""
+        if self.phase is Phase.REACH:
+            return sorted(self._connecting)
+        if self.phase is Phase.SCHEDULER:
+            return [self._made_plan.scheduler.rank]
+        silent = [rank for rank in range(self.size) if rank not in self._registrations]
+        return silent or [rank for rank in self._ranks if rank not in self._ready]
 
     def progress(self) -> tuple[int, int | None, list[str]]:
         """Workers that are ready, workers planned (None before the plan), and the hosts of the ranks that are awaited."""
@@ -189,63 +183,18 @@ class Coordinator:
         ready = sum(worker.rank in self._ready for worker in self.plan.workers)
         return ready, len(self.plan.workers), hosts
 
-    @property
-    def waiting_for(self) -> list[int]:
-        """The ranks that the present phase waits for."""
-        if self.phase is Phase.REACH:
-            return sorted(self._connecting)
-        if self.phase is Phase.SCHEDULER and self.plan is not None:
-            return [self.plan.scheduler.rank]
-        silent = [rank for rank in range(self.size) if rank not in self._registrations]
-        return silent or [rank for rank in self._ranks if rank not in self._ready]
+    def _begin(self, phase: Phase, ranks: Iterable[int], step: str) -> None:
+        """Begin a phase, in which these ranks do something."""
+        self.phase = phase
+        self.steps.update(dict.fromkeys(ranks, step))
 
-    def _starts_without(self, missing: Collection[int], now: float) -> bool:
-        """Whether the cluster starts although these ranks are missing at the deadline.
-
-        A rank whose workers are late stays in the plan, and they join when they are there.
-        """
-        if self._plan_only or 0 in missing or self.outcome is not None:
-            return False
-        if len(self._absent.union(missing)) > self._options.tolerate_lost_ranks:
-            return False
-        if self.phase is Phase.REGISTER:
-            self._limit = self._options.startup_timeout
-            self.deadline = now + self._limit
-            self._leave_out(missing)
-            self._make_plan(now)
-            return True
-        if self.phase < Phase.WORKERS:
-            return False
-        assert self.plan is not None  # workers are started after it is made
-        late = Problem(
-            f"{ranks_text(missing)} not ready before the start-up timeout (startup_timeout); starting without "
-            "(tolerate_lost_ranks)",
-            fix="inspect these nodes, or set a longer startup_timeout (--startup-timeout)",
-            ranks=tuple(missing),
-        )
-        self.plan = replace(self.plan, warnings=(*self.plan.warnings, late))
-        self._judge_connections()
-        return True
-
-    def _leave_out(self, missing: Collection[int]) -> None:
-        """Go on without these ranks: they take no workers, and leave when they read it."""
-        first = self._registrations[0]
-        boot_ids = {each.host: each.inventory.boot_id for each in self._registrations.values()}
-        for rank in missing:
-            self._send(rank, Kind.DONE, 1)
-            host = self.hosts[rank]
-            inventory = absent_inventory(
-                rank, self.size, host, boot_ids.get(host, ""), self._options.startup_timeout
-            )
-            self._registrations[rank] = replace(first, host=host, inventory=inventory)
-        self._ranks = [rank for rank in self._ranks if rank not in missing]
+    # -- REGISTER: the plan -------------------------------------------------------------------------------------
 
     @property
-    def _absent(self) -> set[int]:
-        """The ranks that were left out."""
-        return set(range(self.size)).difference(self._ranks)
-
-    # -- the plan -----------------------------------------------------------------------------------------------
+    def _made_plan(self) -> Plan:
+        """The plan, in the phases after the first."""
+        assert self.plan is not None
+        return self.plan
 
     def _make_plan(self, now: float) -> None:
         found = [self._registrations[rank] for rank in range(self.size)]
@@ -274,10 +223,19 @@ class Coordinator:
             self.deadline = max(self.deadline, now + self._limit)
         if (target := self._target) is not None:
             self._config = target.config | settings
-            self._on_address(target.address, None)
+            self._start_workers(target.address, None)
             return
         self._config = self._credentials | settings
         self._start_scheduler()
+
+    def _choose_addresses(self, found: Sequence[Registration]) -> dict[int, str | None]:
+        """The addresses at which each rank's workers, and the scheduler, are to listen; None: Dask's choice.
+
+        Raises InputError: there is no network that all share, or not the chosen one.
+        """
+        if self._target is not None and not any(each.wanted for each in found):
+            return dict.fromkeys(range(self.size))
+        return {**addresses_of(found)}
 
     def _choose_transport(self, found: Sequence[Registration], plan: Plan) -> Transport:
         target = self._target
@@ -289,45 +247,29 @@ class Coordinator:
             options.worker_ucx, plan, abilities, attaches=target is not None, sealed=options.data_encryption
         )
 
-    def _choose_addresses(self, found: Sequence[Registration]) -> dict[int, str | None]:
-        """The addresses at which each rank's workers, and the scheduler, are to listen; None: Dask's choice.
-
-        Raises InputError: there is no network that all share, or not the chosen one.
-        """
-        if self._target is not None and not any(each.wanted_interface for each in found):
-            return dict.fromkeys(range(self.size))
-        names, machines = [each.host for each in found], [_machine(each) for each in found]
-        same = names if len(set(machines)) == len(set(names)) else machines
-        interfaces = {rank: each.interfaces for rank, each in enumerate(found)}
-        return dict(choose_addresses(same, interfaces, [each.wanted_interface for each in found])[1])
-
-    def _begin(self, phase: Phase, ranks: Iterable[int], step: str) -> None:
-        """Begin a phase, in which these ranks do something."""
-        self.phase = phase
-        self.steps.update(dict.fromkeys(ranks, step))
-
-    # -- the scheduler ------------------------------------------------------------------------------------------
+    # -- SCHEDULER ----------------------------------------------------------------------------------------------
 
     def _start_scheduler(self) -> None:
-        assert self.plan is not None  # the scheduler is started after it
-        role = self.plan.scheduler
+        plan = self._made_plan
+        role = plan.scheduler
         self._begin(Phase.SCHEDULER, [role.rank], "starting the scheduler")
         settings = SchedulerSettings(
             self._listen[role.rank],
             self._config,
             token="",  # its rank makes it
-            device=self.plan.scheduler_device,
-            plan=self.plan,
+            device=plan.scheduler_device,
+            plan=plan,
             has_script=self.has_client,
         )
         self._send(role.rank, Kind.SCHEDULER, settings)
 
-    def _on_address(self, address: str, dashboard: str | None) -> None:
+    # -- WORKERS ------------------------------------------------------------------------------------------------
+
+    def _start_workers(self, address: str, dashboard: str | None) -> None:
         """The scheduler is up: every rank may start its workers."""
-        assert self.plan is not None  # the scheduler is started after the plan is made
         self._cluster = Cluster(address, dashboard)
         self._begin(Phase.WORKERS, self._ranks, "starting its workers")
-        plan, target = self.plan, self._target
+        plan, target = self._made_plan, self._target
         place = self._place_of_scheduler()
         with_gpus = {rank for host in plan.hosts if host.gpus for rank in host.ranks}
         before = 0
@@ -357,31 +299,29 @@ class Coordinator:
         """
         if self._target is not None:
             return "of another job"
-        assert self.plan is not None  # the scheduler is started after it
-        role, machines = self.plan.scheduler, set(map(_machine, self._registrations.values()))
+        role = self._made_plan.scheduler
+        machines = {each.machine for each in self._registrations.values()}
         return f"rank {role.rank} on {role.host}" if len(machines) > 1 else ""
 
     def start_of(self, rank: int, *, without: Collection[str | int]) -> Start | None:
         """The part of a rank whose agent was lost, without workers that have ended for good; None: it has none."""
         if (start := self._starts.get(rank)) is None:
             return None
-        return replace(
-            start,
-            workers=tuple(each for each in start.workers if each.name not in without),
-            delay=0.0,
-            scheduler="",
-        )
+        workers = tuple(each for each in start.workers if each.name not in without)
+        return replace(start, workers=workers, delay=0.0, scheduler="")
 
-    def _all_ready(self) -> None:
+    # -- REACH --------------------------------------------------------------------------------------------------
+
+    def _connect_nodes(self) -> None:
         """All workers are there: let nodes connect to each other."""
-        assert self.plan is not None  # ranks are ready after START
+        plan = self._made_plan
         self._nodes.clear()
         addresses = {rank: address for rank, (_, address) in self._ready.items() if address}
-        for host in self.plan.hosts:
+        for host in plan.hosts:
             # a node has workers, or the scheduler, which connects to workers as well
             rank = next((rank for rank in host.ranks if rank in addresses), None)
-            if rank is None and self.plan.scheduler.rank in host.ranks:
-                rank = self.plan.scheduler.rank
+            if rank is None and plan.scheduler.rank in host.ranks:
+                rank = plan.scheduler.rank
             if rank is not None:
                 self._nodes[rank] = Node(host.host, rank, addresses.get(rank, ""))
         peers = {rank: others for rank, others in peers_by_rank([*self._nodes.values()]).items() if others}
@@ -393,6 +333,7 @@ class Coordinator:
             self._judge_connections()
 
     def _judge_connections(self) -> None:
+        """The cluster is up, unless a node has not reached another."""
         if not self._lost:
             self._up()
             return
@@ -407,12 +348,12 @@ class Coordinator:
         self._end_with(Failure(problem, InputError.exit_code))
 
     def _up(self) -> None:
-        assert self.plan is not None  # ranks are ready after START
-        assert self._cluster is not None  # as above
+        plan = self._made_plan
+        assert self._cluster is not None  # ranks are ready after START
         steps = {rank: steps for rank, (steps, _) in self._ready.items() if steps}
         full = replace(
             self._cluster,
-            plan=self.plan,
+            plan=plan,
             transport=str(self._transport.line),
             config=self._config,
             absent=tuple(sorted(self._absent)),
@@ -421,8 +362,87 @@ class Coordinator:
         )
         part = Cluster(self._cluster.address, None)
         for rank in self._ranks[1:]:
-            self._send(rank, Kind.UP, full if rank == self.plan.client.rank else part)
+            self._send(rank, Kind.UP, full if rank == plan.client.rank else part)
         self.outcome = full
+
+    # -- failures, and ranks that are late ----------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """End the start when it is time to: some time after a failure, or at the deadline."""
+        if self.outcome is not None:
+            return
+        if self._failed_at is not None:
+            if self._failures.keys() >= set(self.waiting_for) or now > self._failed_at + GATHER_FAILURES:
+                self._end_with_report()
+        elif now > self.deadline and not self._starts_without(self.waiting_for, now):
+            for rank in self.waiting_for:
+                self._failures[rank] = Failure(self._silence_of(rank))
+            self._end_with_report(fatal=True)
+
+    def _silence_of(self, rank: int) -> Problem:
+        """The problem of a rank that is late."""
+        text = "not ready" if rank in self._registrations else "no response"
+        last = f"; last step: {self.steps[rank]}" if rank in self.steps else ""
+        return Problem(
+            f"{text} before the start-up timeout (startup_timeout){last}",
+            fix="inspect that node (a rank that is stopped, no memory left, a slow file system?), or set a longer "
+            "startup_timeout (--startup-timeout)",
+            what="ranks",
+            ranks=(rank,),
+        )
+
+    def _end_with_report(self, *, fatal: bool = False) -> None:
+        self._end_with(one_report(self._failures, self.hosts, self.size), fatal=fatal)
+
+    def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:
+        self.outcome = failure.error(reported=False)
+        self.outcome.fatal = fatal
+
+    def _starts_without(self, missing: Collection[int], now: float) -> bool:
+        """Start without these ranks, which are missing at the deadline, if so many may be; returns whether it does.
+
+        A rank whose workers are late stays in the plan, and they join when they are there.
+        """
+        if self._plan_only or 0 in missing:
+            return False
+        if len(self._absent.union(missing)) > self._options.tolerate_lost_ranks:
+            return False
+        if self.phase is Phase.REGISTER:
+            self._limit = self._options.startup_timeout
+            self.deadline = now + self._limit
+            self._leave_out(missing)
+            self._make_plan(now)
+            return True
+        if self.phase < Phase.WORKERS:
+            return False
+        late = Problem(
+            f"{ranks_text(missing)} not ready before the start-up timeout (startup_timeout); starting without "
+            "(tolerate_lost_ranks)",
+            fix="inspect these nodes, or set a longer startup_timeout (--startup-timeout)",
+            ranks=tuple(missing),
+        )
+        plan = self._made_plan
+        self.plan = replace(plan, warnings=(*plan.warnings, late))
+        self._judge_connections()
+        return True
+
+    def _leave_out(self, missing: Collection[int]) -> None:
+        """Go on without these ranks: they get no workers, and leave when they read it."""
+        first = self._registrations[0]
+        boot_ids = {each.host: each.inventory.boot_id for each in self._registrations.values()}
+        for rank in missing:
+            self._send(rank, Kind.DONE, 1)
+            host = self.hosts[rank]
+            inventory = absent_inventory(
+                rank, self.size, host, boot_ids.get(host, ""), self._options.startup_timeout
+            )
+            self._registrations[rank] = replace(first, host=host, inventory=inventory)
+        self._ranks = [rank for rank in self._ranks if rank not in missing]
+
+    @property
+    def _absent(self) -> set[int]:
+        """The ranks that were left out."""
+        return set(range(self.size)).difference(self._ranks)
 
 
 def plan_of(found: Sequence[Registration], options: Options) -> Plan:
@@ -436,10 +456,6 @@ def plan_of(found: Sequence[Registration], options: Options) -> Plan:
     plan = make_plan(inventories, options, has_client=has_client)
     check_client(found, plan.client.rank)
     return plan
-
-
-def _machine(found: Registration) -> str:
-    return found.host + found.inventory.boot_id
 
 
 def shared_options(options: Options) -> tuple[tuple[str, object], ...]:

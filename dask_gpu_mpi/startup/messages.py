@@ -193,14 +193,19 @@ class Registration:
     inventory: Inventory
     #: The networks of its host.
     interfaces: tuple[Interface, ...]
-    #: The interface that it was asked to use.
-    wanted_interface: str | None
+    #: The interface that the user wants on this rank.
+    wanted: str | None
     #: Options that must be the same on all ranks, as (name, value): see `coordinator.shared_options`.
     shared_options: tuple[tuple[str, Any], ...]
     #: Whether this rank has a script to run, should it be the client's.
     has_client: bool = True
     #: How far its workers can use UCX.
     ucx: UcxAbility = field(default_factory=UcxAbility)
+
+    @property
+    def machine(self) -> str:
+        """The same for all ranks of a node, and for no other."""
+        return self.host + self.inventory.boot_id
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,6 @@ INTERNALS = {"dis", "opcode"}
 MADE_TO_BE_SET = {
     "os.environ", "sys.argv", "sys.path", "sys.modules", "sys.excepthook", "setattr(sys, name)",  # Python
     "module.__dict__", "Both.__name__", "Both.__qualname__", "error.__cause__", "error.filename",
-    "once.once",  # a function of ours
     "logger.disabled", "logger.handlers", "again.daemon", "context.num_tickets", "ssl_context.num_tickets",
     "_thread.calls", "_c_handler.restype", "().atexit",
     "mpi4py.rc.initialize", "mpi4py.rc.finalize", "context.meta", "environment.filters",  # mpi4py, click, jinja2

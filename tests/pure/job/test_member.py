@@ -169,7 +169,7 @@ def test_a_rank_that_serves_until_the_job_ends(leave_open: bool, member: Make, c
     rank, agent = member([(Kind.STOP, None)], [(Kind.CLOSED, None)], *end, [ENDED], leave_open=leave_open)
     assert rank.serve() == 0
     assert agent.sent == ["closed", "given back"]
-    assert (rank.fd, state(rank)) == (-1, "stopped ended closed done")
+    assert (rank.agents.fd, state(rank)) == (-1, "stopped ended closed done")
     assert clock.now < 101.0
 
 
@@ -220,7 +220,7 @@ def test_a_session_that_is_closed_and_then_the_end(member: Make, clock: Clock) -
     for _ in range(2):
         rank.end(final=True, code=3)
     assert agent.sent[1:] == [(Kind.OVER, (True, None, 3)), "closed"]
-    assert (rank.fd, state(rank)) == (-1, "stopped ended closed done")
+    assert (rank.agents.fd, state(rank)) == (-1, "stopped ended closed done")
     assert clock.now < 101.0
 
 
@@ -265,13 +265,13 @@ def test_an_agent_that_dies_again_and_again(
     for number, delay in enumerate((*DELAYS, 0.0)):
         [agent, *started][-1].lost = True
         hear(rank)
-        assert (rank.fd, rank.seconds_until_due()) == (-1, delay)
+        assert (rank.agents.fd, rank.agents.seconds_until_due()) == (-1, delay)
         if delay:
             hear(rank)
             assert len(started) == number  # not before it is time
         clock.now += delay + 0.01
         hear(rank)
-        assert (len(started), rank.seconds_until_due()) == (number + 1, math.inf)
+        assert (len(started), rank.agents.seconds_until_due()) == (number + 1, math.inf)
         *first, (kind, entry) = started[-1].sent
         assert first == [("begin", False), "configure"]
         assert (kind, entry.again, entry.workers) == (Kind.ENTER, True, number < len(DELAYS))
@@ -296,13 +296,13 @@ def test_a_rank_that_waits_with_its_next_agent_starts_it_when_the_hub_has_someth
         rank, agent = member(line=line.detach())
         agent.lost = True
         hear(rank, 2)
-        assert rank.seconds_until_due() == DELAYS[0]
+        assert rank.agents.seconds_until_due() == DELAYS[0]
         hub.send(b"END")
         hear(rank)
-        assert rank.seconds_until_due() == 0.0
+        assert rank.agents.seconds_until_due() == 0.0
         hear(rank)
-        assert rank.joined.agent is not agent
-        rank._hang_up()
+        assert rank.agents.present is not agent
+        rank.agents.hang_up()
 
 
 def test_the_hub_hears_of_the_end_of_a_rank_and_of_its_agent_together(member: Make) -> None:
@@ -339,14 +339,14 @@ def test_an_agent_that_can_not_be_started_again(
     for _ in range(2):
         clock.now += 10.0
         hear(rank)
-    assert rank.seconds_until_due() == pytest.approx(8.0)
+    assert rank.agents.seconds_until_due() == pytest.approx(8.0)
     begin = "dask_gpu_mpi: the agent of rank 1 on h1"
     assert capsys.readouterr().err.splitlines() == [
         f"{begin} ended (exit code 9); restarting it in 0.5 s",
         *[f"{begin} could not be started (Too many open files)"] * 2,
     ]
     rank.end(final=True)  # nobody is left to be told
-    assert state(rank) == "stopped ended done"
+    assert state(rank) == "stopped ended closed done"
 
 
 @pytest.mark.parametrize("over", [END, (Kind.STOP, None)])
@@ -358,7 +358,7 @@ def test_an_agent_that_dies_after_the_end_is_no_news(
     agent.lost = True
     hear(rank)
     assert state(rank) == "stopped ended closed done"  # nobody else would tell the rank of the job's end
-    assert (rank.seconds_until_due(), capsys.readouterr().err) == (math.inf, "")
+    assert (rank.agents.seconds_until_due(), capsys.readouterr().err) == (math.inf, "")
     assert rank.serve() == 0
 
 

@@ -57,6 +57,7 @@ class FakeMember:
 
     def __init__(self) -> None:
         self.fd, self.says = os.pipe()
+        self.agents = self  # a mock of both
         self.ending = Ending()
         self.joined = SimpleNamespace(options=Options(shutdown_timeout=1.0))
         self.sent: list[Any] = []
@@ -133,12 +134,12 @@ def test_it_waits_until_something_happens(member: Any, monkeypatch: pytest.Monke
     heard = threading.Event()
     member.on_message = heard.set
     with running(member) as monitor:
-        assert timeouts.get(timeout=LIMIT) == 1000 * module.LOOKING
+        assert timeouts.get(timeout=LIMIT) == 1000 * module.CHECK_DESCRIPTORS
         os.write(member.says, b"x")
         assert heard.wait(LIMIT)
-        assert timeouts.get(timeout=LIMIT) == 1000 * module.LOOKING
+        assert timeouts.get(timeout=LIMIT) == 1000 * module.CHECK_DESCRIPTORS
         monitor.announce_interrupt()
-        assert timeouts.get(timeout=LIMIT) == 1000 * module.LOOKING
+        assert timeouts.get(timeout=LIMIT) == 1000 * module.CHECK_DESCRIPTORS
         assert member.sent == [Kind.BUSY]
         member.seconds_until_due = lambda: 3.0  # another agent is to be started
         monitor.wake()

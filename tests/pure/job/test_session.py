@@ -23,7 +23,6 @@ from dask_gpu_mpi.options.model import Options
 @pytest.fixture
 def member(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """One that does nothing."""
-    monkeypatch.setattr(module, "_current", None)
     monkeypatch.setattr(module, "_script_cluster", None)
     monkeypatch.setattr(module, "silence_dask", list)
     plan = SimpleNamespace(workers=(), hosts=())

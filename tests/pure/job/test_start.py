@@ -164,7 +164,10 @@ def test_the_launchers_variables_are_gone_unless_the_script_is_an_mpi_process(
     mpi: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MPI of the script, or of its children, would join the job as this rank; the job's variables stay."""
-    rank = Rank(monkeypatch, SimpleNamespace(rank=1, is_client=False, environ={}, world=World(), line=None))
+    rank = Rank(
+        monkeypatch,
+        SimpleNamespace(rank=1, host="h", is_client=False, environ={}, world=World(), agent=None, line=None),
+    )
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", LOADED)
     if mpi != "imported":
         monkeypatch.delitem(sys.modules, "mpi4py.MPI")

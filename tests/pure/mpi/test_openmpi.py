@@ -10,22 +10,16 @@ import pytest
 from dask_gpu_mpi.mpi import library as mpi_library
 from dask_gpu_mpi.mpi.library import closed_to_others, fewer_components
 
-FILE = "openmpi-mca-params.conf"
 VARIABLE = "OMPI_MCA_btl"
 
 
-@pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An Open MPI below `tmp_path`, with a configuration that says nothing."""
-    file = tmp_path / "prefix" / "lib" / "libmpi.so.40"
-    monkeypatch.setattr(mpi_library, "_library_of", lambda module: file)
+@pytest.fixture(autouse=True)
+def open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is Open MPI, on a machine without a network for libfabric."""
+    monkeypatch.setattr(mpi_library, "_is_open_mpi", lambda module: True)
     monkeypatch.setattr(mpi_library, "NETWORKS", ())
     monkeypatch.setenv(VARIABLE, "")  # so that it is undone
     monkeypatch.delenv(VARIABLE)
-    conf = tmp_path / "prefix" / "etc" / FILE
-    conf.parent.mkdir(parents=True)
-    conf.write_text("# btl = self,tcp\nbtl_tcp_if_include = ib0\n osc=^ucx\n")
-    return file
 
 
 def used(environ: dict[str, str], *, one_host: bool = False) -> tuple[str | None, str | None]:
@@ -43,14 +37,11 @@ def used(environ: dict[str, str], *, one_host: bool = False) -> tuple[str | None
     [
         ({}, False, ("^ofi", "^ofi")),
         ({}, True, ("^ofi,tcp", "^ofi")),
-        # a choice of components is kept, also one in files that are not read
+        # a choice of components is kept
         ({"btl": "self,tcp"}, False, (None, "^ofi")),
         ({"btl": "self,tcp"}, True, (None, "^ofi")),
         ({"btl_ofi_provider_include": "x"}, False, (None, "^ofi")),
         ({"opal_common_ofi_provider_include": "x"}, False, (None, None)),
-        ({"mca_base_param_files": "x"}, True, (None, None)),
-        ({"mca_param_files": "x"}, False, (None, None)),
-        ({"mca_base_override_param_file": "x"}, False, (None, None)),
         ({"mtl": "ofi"}, False, ("^ofi", None)),
         ({"pml": "cm"}, False, ("^ofi", None)),  # it is nothing without an mtl
         ({"mtl_ofi_provider_include": "x"}, False, ("^ofi", None)),
@@ -59,28 +50,24 @@ def used(environ: dict[str, str], *, one_host: bool = False) -> tuple[str | None
         ({"btl_ofi_mode": "1", "btl_tcp_if_include": "ib0"}, True, ("^tcp", "^ofi")),
         # a list of what is left out, as many sites set it, is made longer
         ({"btl": "^openib"}, True, ("^openib,tcp", "^ofi")),
-        ({"btl": "^openib", "mca_base_param_files": "x"}, True, ("^openib,tcp", None)),
         ({"btl": "^tcp,openib"}, True, (None, "^ofi")),
         ({"btl": "^openib"}, False, (None, "^ofi")),
     ],
 )
 def test_components_that_stay_out(
-    library: Path, chosen: dict[str, str], one_host: bool, settings: tuple[str | None, str | None]
+    chosen: dict[str, str], one_host: bool, settings: tuple[str | None, str | None]
 ) -> None:
     environ = {f"OMPI_MCA_{name}": value for name, value in chosen.items()}
     assert used(environ, one_host=one_host) == settings
 
 
-def test_another_library_is_left_alone(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi_library, "_is_open_mpi", lambda module: False)
     monkeypatch.setenv(VARIABLE, "^openib")
-    assert used({VARIABLE: "^openib"}, one_host=True) == ("^openib,tcp", "^ofi")
-    monkeypatch.setattr(mpi_library, "_library_of", lambda module: None)
     assert used({VARIABLE: "^openib"}, one_host=True) == ("^openib", None)
 
 
-def test_network_that_the_component_may_drive(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_that_the_component_may_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi_library, "NETWORKS", (f"{tmp_path}/infiniband/*",))
     (tmp_path / "infiniband").mkdir()
     assert used({}) == ("^ofi", "^ofi")  # the folder is there, and empty, in many a container
@@ -89,44 +76,12 @@ def test_network_that_the_component_may_drive(
     assert used({}, one_host=True) == ("^tcp", None)
 
 
-@pytest.mark.parametrize(
-    ("where", "line"),
-    [
-        ("home/.openmpi/mca-params.conf", "  btl =self,vader,tcp"),
-        ("prefix/etc/openmpi-mca-params.conf", "-mca btl self,tcp"),
-        ("prefix/etc/openmpi-mca-params-override.conf", "btl_ofi_mode = 2"),
-        ("moved/etc/openmpi-mca-params.conf", "btl = self"),  # OPAL_PREFIX
-        ("moved/openmpi-mca-params.conf", "btl = self"),  # OPAL_SYSCONFDIR
-    ],
-)
-def test_choice_in_a_file(library: Path, tmp_path: Path, where: str, line: str) -> None:
-    environ = {"HOME": str(tmp_path / "home")} | dict.fromkeys(
-        ("OPAL_PREFIX", "OPAL_SYSCONFDIR"), str(tmp_path / "moved")
-    )
-    assert used(environ)[0] == "^ofi"
-    file = tmp_path / where
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"# of this site\n{line}\n")
-    assert used(environ)[0] is None
-
-
-def test_system_configuration_is_asked_where_the_installation_has_none(
-    library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    system = tmp_path / FILE
-    system.write_text("btl = ^uct,openib,ofi\n")
-    monkeypatch.setattr(mpi_library.glob, "glob", lambda pattern: [str(system)])
-    environ = {"HOME": str(tmp_path)}
-    assert used(environ)[0] == "^ofi"  # it is another installation's
-    (library.parents[1] / "etc" / FILE).unlink()
-    assert used(environ)[0] is None
-
-
-def test_what_is_no_library() -> None:
+def test_what_is_not_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     import markupsafe._speedups
 
-    assert mpi_library._library_of("/nowhere/MPI.so") is None
-    assert mpi_library._library_of(markupsafe._speedups.__file__) is None
+    monkeypatch.undo()
+    assert not mpi_library._is_open_mpi("/nowhere/MPI.so")
+    assert not mpi_library._is_open_mpi(markupsafe._speedups.__file__)
 
 
 # -- what MPI is told about the interfaces of one host, and when it is told nothing
