@@ -25,7 +25,6 @@ from typing import Any
 
 import psutil
 
-from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server
 from dask_gpu_mpi.agent.forkserver import (
     become_fork_server,
     become_resource_tracker,
@@ -43,6 +42,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.gpu_probe import Look, collect
 from dask_gpu_mpi.machine.nvidia import is_profiled
 from dask_gpu_mpi.machine.scratch import local_directory, make_scratch, remove_scratch
+from dask_gpu_mpi.network.listeners import NO_WORKER_ROUTES, guard_listeners, requests_http_server
 from dask_gpu_mpi.network.ucx import missing_ucx
 from dask_gpu_mpi.options.convert import import_config, is_configured
 from dask_gpu_mpi.options.model import Options, WorkerUcx
@@ -162,7 +162,6 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     """Make all settings that belong before the fork; returns the scratch directory, not made yet, and the options as read."""
     import dask
 
-    from dask_gpu_mpi.network.listeners import guard_listeners
     from dask_gpu_mpi.workers.plugins import SAFE_PATH
     from dask_gpu_mpi.workers.worker_options import follow_cudf_spill, read_worker_options
 
@@ -176,7 +175,7 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     if not is_configured("distributed.worker.daemon"):
         # Tasks and members of gangs may start pools and data loaders, which daemons may not. `end_left_behind` ends the rest.
         dask.config.set({"distributed.worker.daemon": False})
-    if not asks_for_server(options.worker_options):
+    if not requests_http_server(options.worker_options):
         dask.config.set(NO_WORKER_ROUTES)
     worker_options = read_worker_options(options.worker_class, options.worker_options)
     follow_cudf_spill(worker_options)  # for the scheduler
