@@ -4,8 +4,8 @@ Dask's dashboard has no login, and shows every user of the node the keys, traceb
 token of the link, as in Jupyter: in the query of the first page, which sets a cookie; then in that cookie; or as
 ``Authorization: Bearer TOKEN``, for Prometheus.
 
-The scheduler's process calls `guard_servers` before it makes the scheduler. Distributed then makes a `GuardedServer`, which passes
-each request to the gate (`TokenGate`) instead of the application. The gate passes it on to the application, or answers by itself.
+The scheduler's process calls `guard_servers` before it makes the scheduler. Distributed then makes a `GuardedServer`, which gives
+each request to the gate (`TokenGate`) instead of the application. The gate passes it on to that, or answers by itself.
 So it comes before all routes: pages, static files, websockets, and those that are added later. A connection has half a minute for
 each request.
 
