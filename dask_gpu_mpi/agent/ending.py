@@ -56,7 +56,7 @@ class EndCoordinator:
         self._is_owner = options.scheduler
         self._closing_time = closing_time
         self._ranks = frozenset(range(plan.world_size))
-        #: How far the end has come: STOP was sent, END was sent, the scheduler may close, all ranks have answered END or are late.
+        #: How far the end has come: STOP was sent, END was sent, the scheduler may close, all have answered END or are late.
         self.stopped = self.ended = self.released = self.over = False
         #: The payload of END: the exit code that ranks are to have, and the signal that ends the job.
         self.last_words: tuple[int, int | None] = (0, None)
