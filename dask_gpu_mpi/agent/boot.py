@@ -34,11 +34,11 @@ class Begin(NamedTuple):
     inspect: bool
 
 
-def main(control: int, *, rank: int, follow: bool, end: int) -> None:
+def main(control: int, *, rank: int, follow: bool, ranks_end: int) -> None:
     """Run the agent; never returns.
 
-    `control`: the socket to the rank. `rank`: its process id. `follow`: this process dies with the rank's main thread. `end`: the
-    number (inode) of the socket's other end.
+    `control`: the socket to the rank. `rank`: its process id. `follow`: this process dies with the rank's main thread.
+    `ranks_end`: the number (inode) of the socket's other end.
     """
     # The fork server, which this process becomes, learns by it that workers have died; the launcher or the script may block it.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -80,7 +80,7 @@ def main(control: int, *, rank: int, follow: bool, end: int) -> None:
             control,
             timeline,
             rank=rank,
-            end=end,
+            ranks_end=ranks_end,
             cuda=begin.cuda,
             gpu_answer=gpu_answer,
             gpu_inspector=gpu_inspector,

@@ -2,10 +2,12 @@
 
 Dask's dashboard has no login, and shows every user of the node the keys, tracebacks and call stacks of tasks. Here it needs the
 token of the link, as in Jupyter: in the query of the first page, which sets a cookie; then in that cookie; or as
-``Authorization: Bearer TOKEN``, for Prometheus. The server calls the gate instead of the application, so it comes before all
-routes: pages, static files, websockets, and those that are added later.
+``Authorization: Bearer TOKEN``, for Prometheus.
 
-A connection has half a minute for each request.
+The scheduler's process calls `guard_servers` before it makes the scheduler. Distributed then makes a `GuardedServer`, which gives
+each request to the gate (`TokenGate`) instead of the application. The gate passes it on to that, or answers by itself.
+So it comes before all routes: pages, static files, websockets, and those that are added later. A connection has half a minute for
+each request.
 
 A cluster without encryption is open to everyone, and so is its dashboard: then there is no token. The rest is the same.
 
@@ -18,7 +20,7 @@ import functools
 import hashlib
 import hmac
 from collections.abc import Awaitable, Mapping
-from types import SimpleNamespace
+from http.client import responses
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
@@ -39,7 +41,6 @@ from dask_gpu_mpi.network.credentials import TOKEN
 REQUEST_TIMEOUT = 30.0
 REFUSED = (
     403,
-    "Forbidden",
     "dask_gpu_mpi: this dashboard opens with the token of its job only. Fix: use the whole link that the job has printed, with "
     "?token=...\n",
 )
@@ -48,7 +49,6 @@ REFUSED = (
 EVENT_STREAM = "/eventstream"
 CLOSED = (
     404,
-    "Not Found",
     "dask_gpu_mpi: the event stream is closed, since it can stop the scheduler. Fix: use the other pages of the dashboard\n",
 )
 
@@ -89,14 +89,10 @@ class TokenGate(Router):
         return self._application.find_handler(request, **kwargs)
 
     def _admits(self, request: HTTPServerRequest) -> bool:
-        """Whether the request has the token; a token in the query is removed there, and the answer sets a cookie."""
-        if any(map(self._is_token, request.query_arguments.get(TOKEN, ()))):
+        """Whether the request has the token, in one of the three places; the answer may get more headers by this."""
+        if any(self._is_token(given) for given in request.query_arguments.get(TOKEN, ())):
             _take_token_out(request)
-            secure = "; Secure" * (request.protocol == "https")
-            cookie = f"{self._cookie}={self._token.decode()}; HttpOnly; Path=/; SameSite=Strict{secure}"
-            # this page's address has the token in it, and a browser sends the address with the links of the page
-            headers = {"Set-Cookie": cookie, "Referrer-Policy": "same-origin", "Cache-Control": "no-store"}
-            _add_headers(request, headers)
+            self._set_cookie(request)
             return True
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() in ("bearer", "token") and self._is_token(_bytes(given.strip())):
@@ -106,8 +102,15 @@ class TokenGate(Router):
             return False
         if "Sec-Fetch-Site" not in request.headers and "Upgrade" not in request.headers:
             # this browser does not report whether the request is for a frame, perhaps in a page of another port
-            _add_headers(request, {"X-Frame-Options": "SAMEORIGIN"})
+            _add_to_answer(request, {"X-Frame-Options": "SAMEORIGIN"})
         return True
+
+    def _set_cookie(self, request: HTTPServerRequest) -> None:
+        secure = "; Secure" if request.protocol == "https" else ""
+        cookie = f"{self._cookie}={self._token.decode()}; HttpOnly; Path=/; SameSite=Strict{secure}"
+        # this page's address has the token in it, and a browser sends the address with the links of the page
+        headers = {"Set-Cookie": cookie, "Referrer-Policy": "same-origin", "Cache-Control": "no-store"}
+        _add_to_answer(request, headers)
 
     def _is_token(self, given: bytes) -> bool:
         return hmac.compare_digest(given, self._token)
@@ -141,8 +144,14 @@ def _take_token_out(request: HTTPServerRequest) -> None:
         arguments.pop(TOKEN, None)
 
 
+def _add_to_answer(request: HTTPServerRequest, headers: Mapping[str, str]) -> None:
+    """Let the answer of the application have these headers, too: it answers by the connection of the request."""
+    connection: Any = request.connection
+    connection.added.update(headers)
+
+
 class _AddingHeaders:
-    """A connection whose answer has the headers `added` too."""
+    """The connection of a request, but for headers that are added to the answer."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -158,57 +167,28 @@ class _AddingHeaders:
         return self._connection.write_headers(start_line, headers, *args)
 
 
-def _add_headers(request: HTTPServerRequest, headers: Mapping[str, str]) -> None:
-    connection: Any = request.connection
-    connection.added.update(headers)
-
-
 class _Answer(HTTPMessageDelegate):
-    """A short answer to any request; not made by the application, which would log it."""
+    """Answers a request by a code and a text. The application has no part in it, since it would log the request."""
 
-    def __init__(self, request: HTTPServerRequest, code: int, reason: str, text: str) -> None:
+    def __init__(self, request: HTTPServerRequest, code: int, text: str) -> None:
         self._request = request
-        self._start_line = ResponseStartLine("HTTP/1.1", code, reason)
+        self._code = code
         self._text = text.encode()
 
     def headers_received(
         self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
     ) -> Awaitable[None] | None:
-        """Answer at once; tornado reads no body then, and closes the connection."""
+        """Called by tornado before it reads a body: it reads none after the answer, and closes the connection."""
         connection: Any = self._request.connection
-        answer = HTTPHeaders(
-            {
-                "Content-Type": "text/plain; charset=utf-8",
-                "Content-Length": str(len(self._text)),
-                "Cache-Control": "no-store",
-                "Connection": "close",
-                "X-Content-Type-Options": "nosniff",
-            }
-        )
-        connection.write_headers(
-            self._start_line, answer, None if self._request.method == "HEAD" else self._text
-        )
+        first_line = ResponseStartLine("HTTP/1.1", self._code, responses[self._code])
+        answer = {
+            "Content-Type": "text/plain; charset=utf-8",
+            "Content-Length": str(len(self._text)),
+            "Cache-Control": "no-store",
+            "Connection": "close",
+            "X-Content-Type-Options": "nosniff",
+        }
+        body = None if self._request.method == "HEAD" else self._text
+        connection.write_headers(first_line, HTTPHeaders(answer), body)
         connection.finish()
         return None
-
-
-# distributed starts an HTTP server in the scheduler and in every worker, with or without a dashboard, and each shows every user
-# of the node what runs there. Here a server without routes in Dask's configuration does not start: that of a worker, unless the
-# user requests it in ``worker_options``, and that of a scheduler without a dashboard.
-
-NO_SCHEDULER_ROUTES: dict[str, Any] = {"distributed.scheduler.http.routes": []}
-NO_WORKER_ROUTES: dict[str, Any] = {"distributed.worker.http.routes": []}
-
-
-def asks_for_server(worker_options: Mapping[str, Any]) -> bool:
-    """Whether the user requests an HTTP server in each worker.
-
-    >>> [asks_for_server(each) for each in ({}, {"dashboard": False}, {"dashboard": True}, {"dashboard_address": ":0"})]
-    [False, False, True, True]
-    """
-    return bool(worker_options.get("dashboard")) or worker_options.get("dashboard_address") is not None
-
-
-def report_no_server(scheduler: Any) -> None:
-    """Set the port of the HTTP server to 0 for clients, which need one for their links and fail without it."""
-    scheduler.services["dashboard"] = SimpleNamespace(port=0, stop=lambda: None)

@@ -1,7 +1,11 @@
 """The running cluster and its end, as the hub leads them: a state machine without processes or clocks, as `startup.coordinator`.
 
-The cluster ends in two steps, which may be one: STOP (the cluster is over, the script continues) and END (the job ends). After
-each, every agent closes its workers and answers CLOSED; then the scheduler may close (RELEASE).
+`agent.lead` makes it when the cluster is up, and passes it all messages of ranks, lost connections, and the time. It decides
+
+- which ranks are lost, and whether the cluster can go on without them;
+- when the cluster ends, in two steps, which may be one: STOP (the cluster is over, the script continues) and END (the job ends).
+  After each, every agent closes its workers and answers CLOSED; then the scheduler may close (RELEASE);
+- the exit code of a job in which ranks have not answered at its end (`outcome`).
 """
 
 from __future__ import annotations
@@ -52,24 +56,28 @@ class EndCoordinator:
         self._is_owner = options.scheduler
         self._closing_time = closing_time
         self._ranks = frozenset(range(plan.world_size))
-        #: The cluster was over before its script; the job ends. The exit code of the script; None: it is not known.
-        self.stopped = self.ended = False
-        self.code: int | None = None
-        #: The payload of END.
+        #: How far the end has come: STOP was sent, END was sent, the scheduler may close, all have answered END or are late.
+        self.stopped = self.ended = self.released = self.over = False
+        #: The payload of END: the exit code that ranks are to have, and the signal that ends the job.
         self.last_words: tuple[int, int | None] = (0, None)
+        #: The exit code of the script; None: it is not known.
+        self.code: int | None = None
         #: How the cluster was lost, if it was.
         self.lost: str | None = None
         #: Ranks that are lost.
         self.lost_ranks: set[int] = set(absent)
-        #: Whether the scheduler may close; whether the end of all ranks has come.
-        self.released = self.over = False
-        #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
-        self._without_workers: dict[int, bool] = {}
         #: Names of workers that have ended for good, and whether they have failed.
         self.ended_workers: dict[str | int, bool] = {}
+        #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
+        self._without_workers: dict[int, bool] = {}
+        #: Ranks that have answered the last STOP or END, and when to go on without the others.
         self._closed: set[int] = set()
-        #: When to go on without ranks that have not closed.
         self._limit = 0.0
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the cluster is over: the agents close their workers, or have done so."""
+        return self.stopped or self.ended
 
     # -- messages -----------------------------------------------------------------------------------------------
 
@@ -105,7 +113,7 @@ class EndCoordinator:
         if self.ended and rank in self._closed:
             return
         if rank == self._plan.scheduler.rank and self._is_owner:
-            lost = f"the agent of {self._called(rank)} ended, and the scheduler with it"
+            lost = f"the agent of {self._rank_and_host(rank)} ended, and the scheduler with it"
             self.lost_ranks.add(rank)
             self.end_cluster(now, final=False, lost=lost)
             self._check_closed()
@@ -114,9 +122,8 @@ class EndCoordinator:
 
     def tick(self, now: float) -> None:
         """Give up ranks that have not closed for too long."""
-        if (self.stopped or self.ended) and now > self._limit:
-            self._release()
-            self.over = self.ended
+        if self.is_ending and now > self._limit:
+            self._on_all_closed()
 
     # -- the decision -------------------------------------------------------------------------------------------
 
@@ -134,7 +141,7 @@ class EndCoordinator:
         `final`: the script has ended as well. `lost`: how the cluster was lost. `signal`: the signal that ends the job.
         `code`: the exit code of the script; None: it is not known.
         """
-        if lost is not None and not (self.stopped or self.ended):
+        if lost is not None and not self.is_ending:
             self.lost = lost
             report_lost_cluster(lost)
         if final or not self._has_client:
@@ -145,7 +152,7 @@ class EndCoordinator:
                 failed = self.lost and not self._has_client
                 self.last_words = ClusterLostError.exit_code if failed else code or 0, signal
                 self._send(None, Kind.END, self.last_words)
-        elif not (self.stopped or self.ended):
+        elif not self.is_ending:
             self.stopped = True
             self._begin_closing(now)
             self._send(None, Kind.STOP, lost)
@@ -155,14 +162,15 @@ class EndCoordinator:
         self._limit = now + self._closing_time
 
     def _check_closed(self) -> None:
-        if not self.silent and (self.stopped or self.ended):
-            self._release()
-            self.over = self.ended
+        if self.is_ending and not self.silent:
+            self._on_all_closed()
 
-    def _release(self) -> None:
+    def _on_all_closed(self) -> None:
+        """All ranks have closed, or the others are late."""
         if not self.released:
             self.released = True
             self._send(self._plan.scheduler.rank, Kind.RELEASE, None)
+        self.over = self.ended
 
     @property
     def silent(self) -> list[int]:
@@ -198,28 +206,28 @@ class EndCoordinator:
             self.lost_ranks.add(rank)  # it has nothing that the cluster needs
             self._check_closed()
             return
-        if self._tolerated and not (self.stopped or self.ended):
+        if self._tolerated and not self.is_ending:
             self._on_workers_ended(rank, now, failed=True, why=why)
             return
         self.lost_ranks.add(rank)
         # nobody else could end the job
         has_script = self._has_client and rank == self._plan.client.rank
-        if has_script or not (self.stopped or self.ended):
-            lost = f"{self._called(rank)} lost: {why}"
+        if has_script or not self.is_ending:
+            lost = f"{self._rank_and_host(rank)} lost: {why}"
             self.end_cluster(now, final=has_script, lost=lost, code=ClusterLostError.exit_code)
         self._check_closed()
 
-    def _called(self, rank: int) -> str:
+    def _rank_and_host(self, rank: int) -> str:
         host = next((host.host for host in self._plan.hosts if rank in host.ranks), "?")
         return f"rank {rank} on {host}"
 
     def _continue_without(self, rank: int, now: float, why: str) -> None:
         """Continue without a lost rank, or end the cluster if too many are lost."""
-        if self.stopped or self.ended or rank in self.lost_ranks:
+        if self.is_ending or rank in self.lost_ranks:
             return
         self.lost_ranks.add(rank)
         workers = self._plan.for_rank(rank)
-        text = f"{self._called(rank)} lost: {why}"
+        text = f"{self._rank_and_host(rank)} lost: {why}"
         if self.has_lost_too_many:
             lost = f"{text}; {len(self.lost_ranks)} ranks are lost (expected at most {self._tolerated}, tolerate_lost_ranks)"
             self.end_cluster(now, final=False, lost=lost)

@@ -5,7 +5,9 @@ cores, or on a thousand hosts with one file system, that is most of the start. S
 and then forks: the child becomes the fork server, the parent stays the agent. Both share their pages, and every worker starts
 from them in milliseconds. `multiprocessing`'s resource tracker is made in the same way.
 
-Both run the loops of the standard library, whose clients are replaced: a function, and a private attribute of the tracker.
+`agent.main` calls `become_resource_tracker`, then `become_fork_server`. Both fork, and run loops of the standard library there.
+The clients of these are replaced in the agent: a function, and a private attribute of the tracker. Python and Dask then start
+processes by `multiprocessing` as ever. At the end `agent.part` ends what tasks have left (`end_left_behind`).
 """
 
 from __future__ import annotations
@@ -35,14 +37,11 @@ from dask_gpu_mpi.base.signals import (
     end_programs,
     is_ours,
     kept,
-    rank_that_started,
     running,
-    sockets_of,
 )
 from dask_gpu_mpi.base.streams import flush
-from dask_gpu_mpi.base.timeouts import KILLING, SAVING, SCRIPTS_PROGRAMS, TASKS_PROGRAMS
+from dask_gpu_mpi.base.timeouts import KILLING, TASKS_PROGRAMS
 from dask_gpu_mpi.machine.scratch import remove_scratch
-from dask_gpu_mpi.sites.batch import batch_job
 
 #: The client of `multiprocessing`'s resource tracker.
 _tracker: Any = resource_tracker._resource_tracker
@@ -216,7 +215,7 @@ def _track(read: int, close: Sequence[int], scratch: str | None) -> None:
         os._exit(0)
 
 
-# Programs that tasks and the script have left behind.
+# Programs that tasks have left behind: they are children of the fork server, which adopts orphans.
 
 
 def end_left_behind() -> None:
@@ -237,71 +236,3 @@ def end_left_behind() -> None:
         return []
 
     end_programs(left, "tasks", "the workers", leaving=TASKS_PROGRAMS, killing=TASKS_PROGRAMS)
-
-
-def end_left_by_script(rank: psutil.Process, end: int, *, by_environment: bool) -> None:
-    """Leave a process that ends, after the rank, the programs that its script has started, if there are any now.
-
-    `end`: the number of the rank's end of its socket to this agent. `by_environment`: not its forks alone.
-    The process has the job's standard error, so that the launcher waits for it.
-    """
-    found = _of_script(rank, end, by_environment=by_environment)
-    if not found:
-        return
-    with warnings.catch_warnings(), kept():
-        warnings.simplefilter("ignore")  # other threads do not matter to a process that ends by os._exit
-        if os.fork():
-            return
-    try:
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd > 2:
-                with contextlib.suppress(OSError):  # the folder's own
-                    os.close(fd)
-        with contextlib.suppress(psutil.Error):
-            while rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.05)
-
-        def left() -> list[psutil.Process]:
-            found[:] = running(found)
-            return found
-
-        end_programs(left, "the script", "it", leaving=SCRIPTS_PROGRAMS, killing=SAVING)
-    finally:
-        os._exit(0)
-
-
-def _of_script(rank: psutil.Process, end: int, *, by_environment: bool) -> list[psutil.Process]:
-    """The programs that a rank's script has started: by their environment, and by descent as long as the rank lives.
-
-    Its forks, whose environment is that with which the rank was started, have its end of the socket to this agent.
-    """
-    me = psutil.Process()
-    own = {me.pid, rank.pid, *(each.pid for each in me.children(recursive=True))}
-    found: list[psutil.Process] = []
-    if by_environment:
-        with contextlib.suppress(psutil.Error):
-            found += rank.children(recursive=True)
-    jobs = ("", batch_job(os.environ))
-    for pid in {*psutil.pids()} - own:
-        with contextlib.suppress(psutil.Error):
-            each = psutil.Process(pid)
-            # One that an earlier rank of this number has left is older than this rank.
-            if each.create_time() < rank.create_time():
-                continue
-            if by_environment and rank_that_started(pid) == str(rank.pid):
-                # A batch job that the script has submitted has the script's environment, and may run on this node already.
-                if batch_job(each.environ()) in jobs:
-                    found.append(each)
-            elif _has_socket(pid, end):
-                found.append(each)
-    return [each for each in running(found) if each.pid not in own]
-
-
-def _has_socket(pid: int, number: int) -> bool:
-    """Whether a process has this socket open."""
-    with contextlib.suppress(OSError):  # it has ended, or is another user's
-        return any(number == found for _, found in sockets_of(pid))
-    return False

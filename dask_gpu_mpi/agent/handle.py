@@ -35,7 +35,7 @@ from dask_gpu_mpi.startup.messages import Configuration, Kind
 # but processes that tasks start inherit Python's flags.
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[5:]; from dask_gpu_mpi.agent.boot import main; "
-    "main(int(sys.argv[1]), rank=int(sys.argv[2]), follow=bool(int(sys.argv[3])), end=int(sys.argv[4]))"
+    "main(int(sys.argv[1]), rank=int(sys.argv[2]), follow=bool(int(sys.argv[3])), ranks_end=int(sys.argv[4]))"
 )
 
 

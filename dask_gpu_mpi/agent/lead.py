@@ -220,11 +220,11 @@ class Leader:
         # Another agent of its rank; one of a rank that was left out is for the coordinator.
         if event.kind == Kind.ENTERED and not self._coordinator.handle(event, now):
             again = self._coordinator.start_of(event.source, without=ending.ended_workers)
-            if ending.stopped or ending.ended or again is None:
+            if ending.is_ending or again is None:
                 self._hub.send(event.source, Kind.END, ending.last_words)
             else:
                 self._hub.send(event.source, Kind.START, again)
-        if (ending.stopped or ending.ended) and self._every != TICK and self._timer is not None:
+        if ending.is_ending and self._every != TICK and self._timer is not None:
             self._every = TICK
             self._timer.cancel()
             self._tick()

@@ -1,6 +1,11 @@
 """One rank's part in the job: its agent enters the job, registers, starts what the hub orders, and closes it at the end.
 
-The agent is between its rank and the hub. It passes on what is for the other one, and acts on the rest.
+`agent.main` makes a `Part` in its event loop. The agent is between its rank and the hub: it passes on the messages for the other
+one, and acts on the rest (`_on_rank`, `_on_hub`). Rank 0's agent has the hub itself, a `Leader`.
+
+An order of the hub or the rank runs as a task (`_begin`), whose error is reported (`_fail`). The part ends by the hub's order END
+(`_end_part`): workers close, then the scheduler. When the rank has ended, or closes the agent, `run` closes what is left, without
+the hub (`_close`).
 """
 
 from __future__ import annotations
@@ -73,7 +78,8 @@ RUNNING = 1.0
 class Part:
     """Receives messages of the rank by `reader`, and answers to the descriptor `reply`; see `messages.Kind`.
 
-    `scratch`: the agent's directory. `rank`: its process id. `gpu_answer`: that of the child that inspects the GPUs, if any.
+    `scratch`: the agent's directory. `rank`: the rank's process id. `gpu_answer`: the answer of the child that inspects the GPUs,
+    if there is one.
     """
 
     def __init__(
@@ -96,28 +102,36 @@ class Part:
         self._rank = rank
         self._gpu_answer = gpu_answer
         self._loop = asyncio.get_running_loop()
-        #: This agent is to end: its rank has ended, or has closed it.
-        self._stop = asyncio.Event()
+        #: The orders that run.
         self._tasks: set[asyncio.Task[None]] = set()
-        self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self._send)
-        self._settings: SchedulerSettings | None = None
-        self._scheduler_file: tuple[str, str] | None = None
-        self._workers = Workers(options, scratch, timeline, self._on_worker_end)
+        #: When the start must be complete.
+        self._deadline = configuration.deadline
+        #: How this rank enters the job; None: it has not been ordered to.
         self._entry: Entry | None = None
+        #: The way to the hub, after `_enter`: the hub itself (rank 0), or a connection.
         self._leader: Leader | None = None
         self._connection: Connection | None = None
-        self._is_client = False
-        self._deadline = configuration.deadline
-        #: Failures of ranks that came before this agent led the start.
+        #: Failures of other ranks that rank 0 has sent before this agent is the leader.
         self._early: list[tuple[int, Failure]] = []
-        #: Whether this rank's workers and scheduler are closing, since the cluster is over; whether nothing follows after that.
-        self._closing = self._ended = False
+        self._workers = Workers(options, scratch, timeline, self._on_worker_end)
+        #: Whether this rank runs the script.
+        self._is_client = False
+        self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self._send)
+        #: Of the scheduler, if it is here; the scheduler file as path and id, as long as it has to be removed.
+        self._settings: SchedulerSettings | None = None
+        self._scheduler_file: tuple[str, str] | None = None
+        #: Whether the cluster has been up with this agent, or one before it.
+        self._up = False
+        #: Whether this rank's workers and scheduler are closing, since the cluster is over.
+        self._closing = False
+        #: Whether the hub has sent its last order, so that the end of its connection is no loss.
+        self._is_dismissed = False
         #: This rank's workers have closed; those of all ranks, so that the scheduler may; the scheduler, if it is here.
         self._workers_closed = asyncio.Event()
         self._released = asyncio.Event()
         self._part_closed = asyncio.Event()
-        #: Whether the cluster has been up with this agent, or one before it.
-        self._up = False
+        #: This agent is to end: its rank has ended, or has closed it.
+        self._stop = asyncio.Event()
 
     async def run(self, frames: list[Any]) -> None:
         """Handle these messages of the rank and all later ones until it ends the agent; then close everything in time."""
@@ -175,7 +189,7 @@ class Part:
         if not self._stop.is_set():
             if self._leader is not None:
                 self._leader.end()
-            elif not self._ended:
+            elif not self._is_dismissed:
                 self._send(Kind.GONE)
             self._stop.set()
 
@@ -260,9 +274,9 @@ class Part:
             pass
         except OSError as error:
             silent = error.errno in SILENT
-        if not (self._ended or self._stop.is_set()):
+        if not (self._is_dismissed or self._stop.is_set()):
             # rank 0 is lost, and with it the job; or this rank
-            self._ended = True
+            self._is_dismissed = True
             self.answer(Kind.GONE, silent)
             self._begin(self._end_part())
 
@@ -279,7 +293,7 @@ class Part:
             case Kind.UP:
                 self._on_up(payload)
             case Kind.FAIL:
-                self._ended = True
+                self._is_dismissed = True
                 self.answer(Kind.FAIL, payload)
             case Kind.LOST:
                 self._scheduler.send(Kind.LOST, payload)
@@ -288,12 +302,12 @@ class Part:
                 self._begin(self._close_part())
             case Kind.END:
                 self.answer(Kind.END, payload)
-                self._ended = True
+                self._is_dismissed = True
                 self._begin(self._end_part())
             case Kind.RELEASE:
                 self._released.set()
             case Kind.DONE:
-                self._ended = True
+                self._is_dismissed = True
                 self.answer(Kind.DONE, payload)
             case Kind.CLIENT | Kind.SIGNAL | Kind.BUSY:
                 self.answer(Kind(kind), payload)
@@ -326,19 +340,18 @@ class Part:
             where = f"rank {entry.rank} of {entry.size} on {socket.gethostname()}"
             seen = await self._gpus(self._gpu_answer, where)
         self._send(Kind.STEP, "inspecting its cores, memory and networks, and the local directory")
-        found: list[Registration] = []
         try:
             # a dead file system must not block the hub
-            await in_thread(lambda: found.append(self._inspect(entry, seen)))
+            registration = await in_thread(lambda: self._inspect(entry, seen))
         except OSError as error:  # of a system call, with which a node is inspected
             raise StartupError(
                 f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}",
                 fix="leave it out of the job",
             ) from None
         self._timeline.lap("inventory")
-        if found[0].ucx.system:
+        if registration.ucx.system:
             os.environ[PREFERS_SYSTEM] = "true"  # `workers.factory` passes it on
-        self._send(Kind.REGISTRATION, found[0])
+        self._send(Kind.REGISTRATION, registration)
 
     def _inspect(self, entry: Entry, seen: tuple[Gpu, ...] | None) -> Registration:
         options, configuration = self._options, self._configuration
@@ -373,18 +386,17 @@ class Part:
     async def _gpus(self, answer: Look, where: str) -> tuple[Gpu, ...]:
         """The GPUs as they were before anything of ours was on them."""
         until = self._deadline - nvml_grace(self._options.startup_timeout)
-        seen: tuple[Gpu, ...] | None = None
 
-        def wait() -> None:
-            nonlocal seen
+        def wait() -> tuple[Gpu, ...] | None:
             with contextlib.closing(answer):
                 # an answer that has come is read, however late this agent is
                 seen = answer.gpus(max(0.0, until - time.monotonic()))
                 while seen is None and time.monotonic() < until:
                     seen = answer.gpus(max(0.0, until - time.monotonic()))
+                return seen
 
         try:
-            await in_thread(wait)
+            seen = await in_thread(wait)
         except (InputError, StartupError) as error:
             raise type(error)(replace(error.problem, where=where)) from error
         if seen is None:
@@ -416,13 +428,17 @@ class Part:
         link = dashboard_link(options, socket.gethostname(), port, token)
         if path := options.scheduler_file:
             self._send(Kind.STEP, f"writing the scheduler file {path!r}")
-            with contextlib.suppress(InputError):  # there is none, or it is no scheduler file
-                before = read_scheduler_file(path)
-                if before.address != address:
-                    self._begin(warn_of_running_job(path, before))
+            self._begin_warning(path, address)
             write_scheduler_file(path, address, port, identity, settings.config, link)
             self._scheduler_file = (os.path.abspath(path), identity)
         self._send(Kind.ADDRESS, (address, link))
+
+    def _begin_warning(self, path: str, address: str) -> None:
+        """Warn, while the start goes on, if the file that this job is about to replace leads to another job that still runs."""
+        with contextlib.suppress(InputError):  # there is none, or it is no scheduler file
+            before = read_scheduler_file(path)
+            if before.address != address:
+                self._begin(warn_of_running_job(path, before))
 
     def _on_scheduler_end(self, code: int | None) -> None:
         """The scheduler's process has ended by itself; code 0: a client called shutdown()."""
@@ -528,9 +544,9 @@ class Part:
             self._stop.set()
 
     async def _see_off(self) -> None:
-        """Wait for the end of the rank. One that is stopped is continued: its launcher would wait for it forever.
+        """Wait for the end of the rank. One that is stopped is continued, then killed: its launcher would wait for it forever.
 
-        One that runs may be a program that continues after its cluster.
+        One that is not stopped stays: it may be a program that continues after its cluster.
         """
         for patience, number in ((RANK_PATIENCE, signal.SIGCONT), (KILLING, signal.SIGKILL)):
             with contextlib.suppress(TimeoutError):
@@ -549,6 +565,8 @@ class Part:
                 os.kill(self._rank, number)
 
     def _on_over(self, code: int) -> None:
+        """Called by the leader when all ranks have closed: so ends the part of rank 0."""
+
         async def end() -> None:
             await self._part_closed.wait()
             self.answer(Kind.ENDED, code)
@@ -562,7 +580,7 @@ class Part:
             self._scheduler_file = None
 
     async def _close(self) -> None:
-        """Close everything: workers first, so that they have a scheduler until they are gone."""
+        """Close what is left, at the end of this agent: workers first, so that they have a scheduler until they are gone."""
         self._remove_scheduler_file()
         self._closing = True
         for task in self._tasks:

@@ -23,18 +23,14 @@ from typing import TYPE_CHECKING, Any
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dask_gpu_mpi.agent.dashboard_gate import (
-    NO_SCHEDULER_ROUTES,
-    GuardedServer,
-    guard_servers,
-    report_no_server,
-)
+from dask_gpu_mpi.agent.dashboard_gate import GuardedServer, guard_servers
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
 from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.machine.nvidia import hide_gpus
 from dask_gpu_mpi.network.interfaces import as_host
+from dask_gpu_mpi.network.listeners import NO_SCHEDULER_ROUTES, report_no_server
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Kind, SchedulerSettings
 from dask_gpu_mpi.workers.logs import log_to_file

@@ -1,4 +1,8 @@
-"""The `Group` that the function of a gang gets, the task that calls it in a worker, and their protocol with the scheduler."""
+"""The `Group` that the function of a gang gets, the task that calls it in a worker, and the names of their protocol.
+
+`spmd` sends a task, `run_member`, to the worker of each member. It joins the gang, makes a `Group`, and calls the function.
+The operations of a group are calls to the scheduler's plugin (`scheduler_plugin`), which answers when all members have called.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +75,7 @@ class Group:
         *,
         place: Mapping[str, int],
         device: int | None,
-        master: tuple[str, int],
+        master_addr: str,
     ) -> None:
         self.rank = rank
         self.size = len(hosts)
@@ -80,9 +84,12 @@ class Group:
         self.node_rank = place["node_rank"]
         self.hosts = hosts
         self.device = device
-        self.master_addr, self.master_port = master
+        self.master_addr = master_addr
+        #: Set by `_agree_on_port`, before the function is called.
+        self.master_port = 0
         self._call = call
         self._cancelled = cancelled
+        #: The number of the next operation: all members count the same.
         self._round = 0
         self._lock = threading.Lock()
 
@@ -170,7 +177,13 @@ class Group:
         parts = self._exchange("allgather", _pickled(obj, "allgather"), timeout)
         return [pickle.loads(part) for part in parts]
 
+    def _agree_on_port(self, host: str) -> None:
+        """Let rank 0 choose a free port at its address `host`, as late as possible: another program may use the port first."""
+        port = str(free_port(host)).encode() if self.rank == 0 else b""
+        self.master_port = int(self._exchange("start", port, AGREEING)[0])
+
     def _exchange(self, operation: str, part: bytes, timeout: float) -> list[bytes]:
+        """Send this member's part of an operation to the scheduler; returns the parts of all members, in rank order."""
         if not (is_number(timeout) and 0 < timeout <= MOST_SECONDS):
             raise ValueError(
                 f"{operation}: invalid timeout {timeout!r} (expected seconds above 0, at most {MOST_SECONDS})"
@@ -208,10 +221,9 @@ def _pickled(obj: Any, operation: str) -> bytes:
 #: Seconds after the scheduler's own limit in which its answer must arrive. A busy scheduler is late, as it is for Dask's own
 #: messages; one that is lost closes its connections, which ends the wait.
 ANSWER_SLACK = 600.0
-#: The first exchange of a gang, before those of the function: the port of rank 0; and seconds for it.
-PORT: dict[str, Any] = {"number": -1, "operation": "start"}
+#: Seconds for the first operation of a gang, before those of the function.
 AGREEING = 60.0
-#: The events that end the members in this process, by gang.
+#: By gang, the events that end the members in this process: `run_member` adds its own, and `_on_cancel` sets them.
 _cancelled: dict[str, threading.Event] = {}
 
 
@@ -234,40 +246,36 @@ def run_member(gang: str, rank: int, start_timeout: float, fn: Callable[..., Any
         joined = call(Call.JOIN, start_timeout, {"host": socket.gethostname()})
         if joined["state"] != Reply.GOOD:
             return no_result(gang)
-        # as late as possible: another program may use the port first
-        port = str(free_port(host)).encode() if rank == 0 else b""
-        agreed = call(Call.EXCHANGE, AGREEING, {**PORT, "part": port, "timeout": AGREEING})
-        ended, spoilt, result = False, False, None
-        if agreed["state"] == Reply.GOOD:
-            group = Group(
-                rank,
-                tuple(joined["hosts"]),
-                call,
-                cancelled,
-                place=joined["place"],
-                device=device_of(worker.state.total_resources, os.environ),
-                master=(joined["master_addr"], int(agreed["parts"][0])),
-            )
+        group = Group(
+            rank,
+            tuple(joined["hosts"]),
+            call,
+            cancelled,
+            place=joined["place"],
+            device=device_of(worker.state.total_resources, os.environ),
+            master_addr=joined["master_addr"],
+        )
+
+        def run() -> Any:
+            group._agree_on_port(host)
             with environment(variables_of(group, joined["place"]["nodes"], interface_of(host))):
-                ended, result = _run(fn, group, args, call.fail)
-            spoilt = torch_is_initialised()
-        elif agreed["state"] == Reply.LATE:
-            missing = ", ".join(map(str, agreed["missing"]))
-            call.fail(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
+                return fn(group, *args)
+
+        has_returned, result = _run(run, group, call.fail)
         # In the stream by which Dask reports the task's result next, so that the scheduler has it before the result.
-        worker.log_event(LEAVE, {"gang": gang, "rank": rank, "spoilt": spoilt})
-        return result if ended else no_result(gang)
+        worker.log_event(LEAVE, {"gang": gang, "rank": rank, "spoilt": torch_is_initialised()})
+        return result if has_returned else no_result(gang)
     finally:
         call.close()
         _cancelled.pop(gang, None)
 
 
 def _run(
-    fn: Callable[..., Any], group: Group, args: tuple[Any, ...], failed: Callable[[BaseException], None]
+    function: Callable[[], Any], group: Group, failed: Callable[[BaseException], None]
 ) -> tuple[bool, Any]:
-    """Whether the function has returned, and its result; its exception is passed to `failed`."""
+    """Whether a member's function has returned, and its result; its exception is passed to `failed`."""
     try:
-        return True, fn(group, *args)
+        return True, function()
     except BaseException as error:  # includes SystemExit: a member that exits has failed
         if not (isinstance(error, GangCancelledError) and group.cancelled):  # then another member has failed
             # Report it at once: afterwards the function's objects are freed, and an object that waits for other members may hang.

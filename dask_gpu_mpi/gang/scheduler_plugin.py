@@ -1,4 +1,15 @@
-"""The scheduler's part of gangs: it leases workers, starts all members together, and ends all when one fails."""
+"""The scheduler's part of gangs: it leases workers, starts all members together, and ends all when one fails.
+
+The life of a gang, by the calls (`group.Call`) of its client (`spmd`) and of its members (`group.run_member`):
+
+1. `open`: the client requests workers. They are leased to the gang when all are there and no other gang has one of them.
+2. The client sends a task to each worker, and calls `watch`, which is answered when the gang fails.
+3. `join`: each member's task has begun. All calls are answered when the last member has joined. So the members start together.
+4. `exchange`: each member sends its part of an operation, such as a barrier. All calls are answered when the last part is there.
+5. A member reports an exception by `fail`, and its end by the event `LEAVE`.
+6. With the first failure, or `close_gang` of the client, which has all results, the gang is over (`_end`). Members that still run
+   are told so. Then the gang is settled (`_settle`): processes of members that do not return are ended, and the workers are free.
+"""
 
 from __future__ import annotations
 
@@ -73,12 +84,12 @@ class Gangs(SchedulerPlugin):
         if client not in self._scheduler.clients:
             return {"state": Reply.REFUSED, "why": "its client is not connected"}
         made = self._gangs[gang] = Gang(gang, client, grace)
-        self._begin(self._limit(made, start_timeout, timeout))
+        self._begin(self._end_if_late(made, start_timeout, timeout))
         leasing = asyncio.create_task(self._lease_workers(made, workers))
         await _first(leasing, made.over)
         if made.over.done():
             leasing.cancel()
-            return _over(made)
+            return _answer_of(made)
         if (why := leasing.result()) is not None:
             self._end(made, GangEnd(why))
             return {"state": Reply.REFUSED, "why": why}
@@ -90,7 +101,7 @@ class Gangs(SchedulerPlugin):
         if found is None:
             return {"state": Reply.OVER, "why": "it is over"}
         await asyncio.shield(found.over)
-        return {**_over(found), "error": found.over.result().error}
+        return {**_answer_of(found), "error": found.over.result().error}
 
     def fail(self, gang: str, text: str, rank: int | None = None, error: bytes | None = None) -> None:
         """The client has detected a failure or gives up, or the function has raised an exception in a member."""
@@ -123,7 +134,7 @@ class Gangs(SchedulerPlugin):
         if found.over.done():
             found.leave(rank)
             self._changed.set()
-            return _over(found)
+            return _answer_of(found)
         return {
             "state": Reply.GOOD,
             "hosts": found.hosts,
@@ -142,12 +153,12 @@ class Gangs(SchedulerPlugin):
             complete = found.rounds.put(number, rank, operation, part)
         except MismatchError as error:
             self._end(found, GangEnd(str(error), rank))
-            return _over(found)
+            return _answer_of(found)
         await _first(complete, found.over, timeout=timeout)
         if complete.done():
             return {"state": Reply.GOOD, "parts": complete.result()}
         if found.over.done():
-            return _over(found)
+            return _answer_of(found)
         found.rounds.give_up(number, rank)
         return {"state": Reply.LATE, "missing": found.rounds.missing(number)}
 
@@ -198,7 +209,7 @@ class Gangs(SchedulerPlugin):
             if others:
                 gang.waits_for = "the workers of another gang are not free yet"
                 await asyncio.wait(others)
-        names = await self._find(gang, wanted)
+        names = await self._wait_for(gang, wanted)
         if gang.over.done():
             return None
         if wanted is not None and len(names) < len(wanted):  # by its name and by its address
@@ -206,7 +217,7 @@ class Gangs(SchedulerPlugin):
         gang.waits_for = "another gang has its workers"
         self._grant(self._leases.ask(gang.name, names))
         await gang.granted.wait()
-        names = await self._find(gang, names)  # one may have died meanwhile
+        names = await self._wait_for(gang, names)  # one may have died meanwhile
         workers = {str(worker.name): worker for worker in self._scheduler.workers.values()}
         alone = [name for name in names if workers[name].nanny is None]
         if alone:
@@ -217,8 +228,8 @@ class Gangs(SchedulerPlugin):
         gang.assign(rank_members(workers[name] for name in names))
         return None
 
-    async def _find(self, gang: Gang, wanted: Sequence[str] | None) -> list[str]:
-        """The names of these workers, once all are connected."""
+    async def _wait_for(self, gang: Gang, wanted: Sequence[str] | None) -> list[str]:
+        """Wait until these workers are all connected, and return their names; None: all workers."""
         while True:
             workers = self._scheduler.workers.values()
             names, missing = choose(wanted, workers)
@@ -253,7 +264,7 @@ class Gangs(SchedulerPlugin):
         for name in gangs:
             self._gangs[name].granted.set()
 
-    async def _limit(self, gang: Gang, start_timeout: float, timeout: float | None) -> None:
+    async def _end_if_late(self, gang: Gang, start_timeout: float, timeout: float | None) -> None:
         """End a gang that has not started in time, or not ended."""
         await _first(gang.started, gang.over, timeout=start_timeout)
         if not gang.started.done():
@@ -287,7 +298,7 @@ class Gangs(SchedulerPlugin):
         gang.ends_members = True
         ending = (self._end_process(member, gang.stages[member.rank]) for member in gang.to_end())
         await asyncio.gather(*ending, return_exceptions=True)
-        await self._until(lambda: not gang.to_end() and not self._away(gang), GANG_RETURN)
+        await self._until(lambda: not gang.to_end() and not self._not_back(gang), GANG_RETURN)
         self._note_differences(gang)
         # its client may still be sending the tasks, and requests the failure afterwards
         self._settled[gang.name] = self._gangs.pop(gang.name)
@@ -304,8 +315,8 @@ class Gangs(SchedulerPlugin):
         killing = self._scheduler.rpc(member.worker.nanny).kill(timeout=GANG_KILL, reason="gang-is-over")
         await asyncio.wait_for(killing, GANG_KILL + 3)  # the nanny's process itself may be stopped
 
-    def _away(self, gang: Gang) -> list[GangMember]:
-        """The members whose workers are gone and not back."""
+    def _not_back(self, gang: Gang) -> list[GangMember]:
+        """The members whose workers are gone, and have not been restarted."""
         there = {worker.name for worker in self._scheduler.workers.values()}
         return [member for member in gang.at(MemberStage.DEAD) if member.worker.name not in there]
 
@@ -317,7 +328,7 @@ class Gangs(SchedulerPlugin):
                 f"warning: spmd: worker {member.worker.name} on {gang.hosts[member.rank]} could not be ended by its nanny; it "
                 "may still use its GPU. Fix: end its process on that node"
             )
-        for member in self._away(gang):
+        for member in self._not_back(gang):
             gang.notes.append((member.rank, "is not back; a later gang of all workers may be without it"))
 
     def _begin(self, action: Coroutine[Any, Any, None]) -> None:
@@ -331,8 +342,8 @@ async def _first(*futures: asyncio.Future[Any], timeout: float | None = None) ->
     await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _over(gang: Gang) -> dict[str, Any]:
-    """The answer of a gang that is over."""
+def _answer_of(gang: Gang) -> dict[str, Any]:
+    """The answer to a call of a gang that is over."""
     end = gang.over.result()
     if end.rank is None:
         return {"state": Reply.OVER, "why": end.text, "late": end.late}

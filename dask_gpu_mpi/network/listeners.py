@@ -1,13 +1,20 @@
-"""Dask's listeners with a deadline for handshakes, and no HTTP server without routes.
+"""Which ports of Dask's processes listen, and for how long a stranger may use one: changes of distributed for every process.
 
-Dask's own keep a half-open connection forever. The agent installs these before it forks, so that scheduler, nannies and workers
-have them.
+- A TLS connection has a deadline for its handshake. Dask's own keeps a half-open connection forever.
+- An HTTP server without routes in Dask's configuration does not start. Distributed starts one in the scheduler and in every
+  worker, with or without a dashboard, and each shows every user of the node what runs there. So a worker has none, unless the
+  user requests it in ``worker_options``, and a scheduler without a dashboard has none.
+
+The agent calls `guard_listeners` before it forks the processes of scheduler and workers. The routes are taken out of Dask's
+configuration by the agent for its workers (`NO_WORKER_ROUTES`), and by the scheduler's process (`NO_SCHEDULER_ROUTES`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import dask.config
@@ -15,6 +22,12 @@ from dask.utils import parse_timedelta
 from distributed.comm import tcp
 from distributed.comm.registry import backends
 from distributed.node import ServerNode
+
+
+def guard_listeners() -> None:
+    """Change distributed in this process, and in all that are forked from it. May be called again."""
+    backends["tls"] = TLSBackend()
+    ServerNode.start_http_server = _start_http_server_for_routes  # type: ignore[method-assign]
 
 
 class TLSListener(tcp.TLSListener):
@@ -43,7 +56,11 @@ class TLSBackend(tcp.TLSBackend):
         return TLSListener(*args, **kwargs)
 
 
-#: Distributed's, which starts one for servers without routes, too, and every user of the node could reach it.
+# HTTP servers without routes.
+
+NO_SCHEDULER_ROUTES: dict[str, Any] = {"distributed.scheduler.http.routes": []}
+NO_WORKER_ROUTES: dict[str, Any] = {"distributed.worker.http.routes": []}
+#: Distributed's, before `guard_listeners`.
 _start_http_server = ServerNode.start_http_server
 
 
@@ -52,12 +69,16 @@ def _start_http_server_for_routes(self: ServerNode, routes: list[Any], *args: An
         _start_http_server(self, routes, *args, **kwargs)
 
 
-def guard_listeners() -> None:
-    """Install these listeners in this process, and in all that are forked from it. May be called again."""
-    backends["tls"] = TLSBackend()
-    listen_where_routes_are()
+def requests_http_server(worker_options: Mapping[str, Any]) -> bool:
+    """Whether the user requests an HTTP server in each worker.
+
+    >>> each = ({}, {"dashboard": False}, {"dashboard": True}, {"dashboard_address": ":0"})
+    >>> [*map(requests_http_server, each)]
+    [False, False, True, True]
+    """
+    return bool(worker_options.get("dashboard")) or worker_options.get("dashboard_address") is not None
 
 
-def listen_where_routes_are() -> None:
-    """Start no HTTP server without routes, in this process and those forked from it."""
-    ServerNode.start_http_server = _start_http_server_for_routes  # type: ignore[method-assign]
+def report_no_server(scheduler: Any) -> None:
+    """Set the port of a scheduler without an HTTP server to 0: clients need one for their links, and fail without it."""
+    scheduler.services["dashboard"] = SimpleNamespace(port=0, stop=lambda: None)

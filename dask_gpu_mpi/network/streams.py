@@ -1,11 +1,16 @@
 """Sockets for large frames between two workers, beside their TLS connection: threads, and AES-GCM with a key for each direction.
 
-Dask reads TLS in its event loop, in records of 16 KB. Here the frames of a message are cut into as many parts as there are
-sockets, and threads send and receive the parts in chunks, without another copy; memory of GPUs goes through pinned buffers, whose
-copies overlap with the network. Without encryption the same sockets carry plain data.
+Dask reads TLS in its event loop, in records of 16 KB. Here threads send and receive, without another copy. `worker_comm` makes
+the sockets of a connection (each a `Stream`), and passes the large frames of a message to all of them together (`Streams`):
 
-The sockets begin as connections of Dask with TLS (`worker_comm`), by which both ends know each other and exchange the keys, so no
-other port is open. Lengths are announced over TLS: nothing is allocated for a stranger.
+- The frames are cut into as many parts as there are sockets (`parts_of`). A part is sent in chunks (`chunks`).
+- The receiver announces by one byte that a thread is ready for the part. A sender whose thread waited for a receiver that waits
+  for a thread might wait forever.
+- Each chunk is sealed. Without encryption the same sockets carry plain data.
+- Memory of GPUs goes through pinned buffers, whose copies overlap with the network (`_Pinned`).
+
+The sockets begin as connections of Dask with TLS, by which both ends know each other and exchange the keys. So no other port is
+open. Lengths are announced over TLS: nothing is allocated for a stranger.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ AT_ONCE = 16
 STALLED, QUEUED = 60.0, 300.0
 #: Bytes of a key, and of a chunk's tag.
 KEY, TAG = 16, 16
-#: What a receiver sends when it is ready for a part.
+#: The byte of a receiver that is ready for a part.
 _READY = b"r"
 
 
@@ -73,6 +78,10 @@ class Stream:
         self._open = None if keys.received is None else AESGCM(keys.received)
         #: Chunks sealed, and opened; a number is a nonce, and is never used again.
         self._sealed = self._opened = 0
+
+    def announce(self) -> None:
+        """Tell the other end that a thread of this end is ready for a part."""
+        self._send(memoryview(_READY))
 
     def send(self, chunks: Iterator[memoryview]) -> None:
         """Send these chunks, sealed if there is a key."""
@@ -129,13 +138,13 @@ class Stream:
 
 
 class Streams:
-    """One end of the sockets to a peer, in the worker's event loop: an `ucx_endpoint.Endpoint` without UCX."""
+    """One end of the sockets to a peer, in the worker's event loop; its methods are those of `ucx_endpoint.Endpoint`."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
         self._closed = False
-        #: Tasks of parts, and their threads, which may use the sockets.
-        self._pending = 0
+        #: How many tasks and threads may use the sockets now.
+        self._users = 0
 
     async def send(self, *frames: Any) -> None:
         """Send frames that the other end expects."""
@@ -152,54 +161,50 @@ class Streams:
             asyncio.ensure_future(transfer(stream, part))
             for stream, part in zip(self._streams, parts_of(frames, len(self._streams)), strict=False)
         ]
-        self._pending += len(tasks)
+        self._users += len(tasks)
         for task in tasks:
             task.add_done_callback(self._on_end)
         try:
             await asyncio.gather(*tasks)
-        except BaseException:
+        except BaseException as error:
             self.abort()  # so that the threads end
             await asyncio.wait(tasks)
+            if isinstance(error, OSError):
+                raise StreamError(error.strerror or str(error)) from None
             raise
 
     async def _send_part(self, stream: Stream, part: list[Piece]) -> None:
-        # A thread that waited for a receiver that waits for another's thread might wait forever.
-        if not await self._run(asyncio.get_running_loop().sock_recv(stream.socket, len(_READY))):
+        if not await asyncio.get_running_loop().sock_recv(stream.socket, len(_READY)):
             raise StreamError("the other end has closed it")
-        async with _slots()[0]:
-            await self._run(self._in_thread(lambda: stream.send(chunks(part, to_host=True))))
+        await self._in_thread("sends", lambda: stream.send(chunks(part, sends=True)))
 
     async def _receive_part(self, stream: Stream, part: list[Piece]) -> None:
-        async with _slots()[1]:
-            await self._run(asyncio.get_running_loop().sock_sendall(stream.socket, _READY))
-            await self._run(self._in_thread(lambda: stream.receive(chunks(part, to_host=False))))
+        def receive() -> None:
+            stream.announce()
+            stream.receive(chunks(part, sends=False))
 
-    def _in_thread(self, function: Callable[[], None]) -> asyncio.Future[None]:
-        """Call it in a thread, which may continue for a moment after a cancellation."""
+        await self._in_thread("receives", receive)
+
+    def _in_thread(self, pool: str, function: Callable[[], None]) -> asyncio.Future[None]:
+        """Call it in a thread of this pool, which may continue for a moment after a cancellation."""
         loop = asyncio.get_running_loop()
-        self._pending += 1
+        self._users += 1
 
         def done(_: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._on_end, None)
 
-        future = _pool().submit(function)
+        future = _threads(pool).submit(function)
         future.add_done_callback(done)
         return asyncio.wrap_future(future)
 
     def _on_end(self, _: object) -> None:
-        self._pending -= 1
+        self._users -= 1
         if self._closed:
-            self._close()
-
-    async def _run(self, operation: Any) -> Any:
-        try:
-            return await operation
-        except OSError as error:
-            raise StreamError(error.strerror or str(error)) from None
+            self._close_sockets()
 
     def synchronize(self) -> None:
-        """The threads wait for the default stream themselves."""
+        """Nothing: the threads wait for the default stream themselves."""
 
     def abort(self) -> None:
         """Close them, so that `send` and `receive` raise. May be called again."""
@@ -209,11 +214,11 @@ class Streams:
                 with contextlib.suppress(OSError):
                     # wakes the threads, and the event loop's waits
                     stream.socket.shutdown(socket.SHUT_RDWR)
-            self._close()
+            self._close_sockets()
 
-    def _close(self) -> None:
-        """Close the sockets, unless somebody still uses them: another one could get the same number."""
-        if not self._pending:
+    def _close_sockets(self) -> None:
+        """Close the sockets, unless a task or thread still uses them: another socket could get the same number."""
+        if not self._users:
             for stream in self._streams:
                 stream.socket.close()
 
@@ -229,18 +234,9 @@ def sockets(*, sealed: bool) -> int:
 
 
 @functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(2 * AT_ONCE, "dask_gpu_mpi data")
-
-
-@functools.lru_cache(maxsize=1)
-def _slots_of(loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Semaphore, asyncio.Semaphore]:
-    return asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
-
-
-def _slots() -> tuple[asyncio.Semaphore, asyncio.Semaphore]:
-    """For parts that are sent, and for those that are received."""
-    return _slots_of(asyncio.get_running_loop())
+def _threads(pool: str) -> ThreadPoolExecutor:
+    """The threads of this process for parts that it ``"sends"``, or for those that it ``"receives"``."""
+    return ThreadPoolExecutor(AT_ONCE, f"dask_gpu_mpi {pool}")
 
 
 def _nonce(number: int) -> bytes:
@@ -248,7 +244,7 @@ def _nonce(number: int) -> bytes:
 
 
 class _Buffers(threading.local):
-    """What each thread allocates once."""
+    """The buffers of each of these threads, which it allocates at the first use."""
 
     def __init__(self) -> None:
         self.sealed = bytearray(CHUNK + TAG)
@@ -303,18 +299,19 @@ def device_array(size: int) -> Any:
     return rmm.DeviceBuffer(size=size)
 
 
-def chunks(part: Sequence[Piece], *, to_host: bool) -> Iterator[memoryview]:
-    """The bytes of a part, in chunks that are read or filled one after the other.
+def chunks(part: Sequence[Piece], *, sends: bool) -> Iterator[memoryview]:
+    """The bytes of a part in chunks, which the caller sends, or fills with what it receives, one after the other.
 
-    `to_host`: the frames are sent. Each chunk is valid until the next.
+    Each chunk is valid until the next.
     """
     pointers = {id(frame): _pointer(frame) for frame, _, _ in part if on_device(frame)}
     if pointers:  # before the first byte, for which the other end waits for longer than for others
-        _buffers.of_device.begin(pointers.values())
+        _buffers.of_device.wait_for(pointers.values())
     for frame, start, end in part:
         if on_device(frame):
-            pinned, pointer = _buffers.of_device, pointers[id(frame)]
-            yield from (pinned.sent if to_host else pinned.received)(pointer, start, end)
+            pinned = _buffers.of_device
+            chunks_of_device = pinned.chunks_to_send if sends else pinned.chunks_to_fill
+            yield from chunks_of_device(pointers[id(frame)], start, end)
             continue
         data = memoryview(frame).cast("B")
         for place in range(start, end, CHUNK):
@@ -343,7 +340,7 @@ class _Pinned:
         if code := getattr(self._cuda, name)(*arguments):
             raise StreamError(f"{name} failed with code {code}")
 
-    def begin(self, pointers: Iterable[int]) -> None:
+    def wait_for(self, pointers: Iterable[int]) -> None:
         """Wait until this memory is complete, once for each device: its default stream may have long work, and gets more."""
         waited: set[int | None] = set()
         for pointer in pointers:
@@ -377,20 +374,20 @@ class _Pinned:
             for address in self._addresses
         ]
 
-    def sent(self, pointer: int, start: int, end: int) -> Iterator[memoryview]:
-        """The chunks of memory that is sent: while one is used, the next are copied from the device."""
+    def chunks_to_send(self, pointer: int, start: int, end: int) -> Iterator[memoryview]:
+        """The chunks of this memory: while one is sent, the next are copied from the device."""
         self._use(pointer)
         places = range(start, end, CHUNK)
         for number in range(len(places) + self.COUNT - 1):
             if number < len(places):
-                self._copy("cuMemcpyDtoHAsync_v2", pointer, places[number], end, number, to_host=True)
+                self._copy(pointer, places[number], end, number, to_host=True)
             if (due := number - self.COUNT + 1) >= 0:
                 slot = due % self.COUNT
                 self._call("cuEventSynchronize", self._events[slot])
                 yield self._buffers[slot][: min(CHUNK, end - places[due])]
 
-    def received(self, pointer: int, start: int, end: int) -> Iterator[memoryview]:
-        """The chunks of memory that is received: while one is filled, those before are copied to the device."""
+    def chunks_to_fill(self, pointer: int, start: int, end: int) -> Iterator[memoryview]:
+        """Chunks for this memory: while one is filled, those before are copied to the device."""
         self._use(pointer)
         try:
             for number, place in enumerate(range(start, end, CHUNK)):
@@ -398,13 +395,16 @@ class _Pinned:
                 if number >= self.COUNT:
                     self._call("cuEventSynchronize", self._events[slot])
                 yield self._buffers[slot][: min(CHUNK, end - place)]
-                self._copy("cuMemcpyHtoDAsync_v2", pointer, place, end, number, to_host=False)
+                self._copy(pointer, place, end, number, to_host=False)
         finally:  # also after an error: RMM may give the memory to others then
             self._call("cuStreamSynchronize", self._stream)
 
-    def _copy(self, name: str, pointer: int, place: int, end: int, number: int, *, to_host: bool) -> None:
+    def _copy(self, pointer: int, place: int, end: int, number: int, *, to_host: bool) -> None:
+        """Begin to copy the chunk with this number between the device, where it begins at `place`, and its buffer."""
         slot = number % self.COUNT
         size, device = ctypes.c_size_t(min(CHUNK, end - place)), ctypes.c_uint64(pointer + place)
-        pair = (self._addresses[slot], device) if to_host else (device, self._addresses[slot])
-        self._call(name, *pair, size, self._stream)
+        if to_host:
+            self._call("cuMemcpyDtoHAsync_v2", self._addresses[slot], device, size, self._stream)
+        else:
+            self._call("cuMemcpyHtoDAsync_v2", device, self._addresses[slot], size, self._stream)
         self._call("cuEventRecord", self._events[slot], self._stream)

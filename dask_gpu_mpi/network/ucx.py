@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import environment
@@ -21,6 +21,7 @@ from dask_gpu_mpi.options.model import SWITCHES
 if TYPE_CHECKING:
     import asyncio
 
+Result = TypeVar("Result")
 #: The package that brings UCX to Dask, and the first libucx with which no release of UCXX works.
 PACKAGE, LIBUCX, LIBUCX_LIMIT = "distributed_ucxx", ("libucx-cu12", "libucx-cu13"), (1, 22)
 #: The default of ``UCX_TLS``. Everyone in the job's group may write System V shared memory. TCP has a port without
@@ -248,24 +249,22 @@ def variables(wanted: Mapping[str, str]) -> contextlib.AbstractContextManager[No
     return environment({name: value for name, value in wanted.items() if name not in os.environ})
 
 
-def in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
+def in_thread(function: Callable[[], Result]) -> asyncio.Future[Result]:
     """Call `function` in a thread for which the end of the process does not wait, since it may hang.
 
-    The future has the function's exception; asyncio does not complain if nobody awaits it.
+    The future has its result, or its exception; asyncio does not complain if nobody awaits it.
     """
     import asyncio  # these two not in ranks, which use other functions of this module only
     from concurrent.futures import Future
 
-    result: Future[None] = Future()
+    result: Future[Result] = Future()
     result.set_running_or_notify_cancel()  # so that the function alone sets the result
 
     def run() -> None:
         try:
-            function()
+            result.set_result(function())
         except Exception as error:
             result.set_exception(error)
-        else:
-            result.set_result(None)
 
     # not in the loop's executor: asyncio.run and the interpreter join its threads, without a deadline
     threading.Thread(target=run, name="may hang", daemon=True).start()

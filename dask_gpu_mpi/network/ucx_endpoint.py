@@ -1,7 +1,7 @@
-"""UCX in a worker's process, started once, with endpoints that make progress only during transfers.
+"""UCX in a worker's process, started once (`Ucx`), and its endpoints, by which `worker_comm` sends large frames.
 
-distributed-ucxx watches UCX as long as there is a connection, which keeps a core busy (0.46 to 0.52). Here frames are announced
-over TLS, so both ends know when a transfer begins.
+Endpoints make progress only during transfers. distributed-ucxx watches UCX as long as there is a connection, which keeps a core
+busy (0.46 to 0.52). Here frames are announced over TLS, so both ends know when a transfer begins.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hmac
 import importlib
 import logging
 import os
@@ -17,6 +18,7 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from dask_gpu_mpi.base.streams import leave_directory, say
+from dask_gpu_mpi.base.timeouts import UCX_PROOF
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.ucx import (
     CLOSED,
@@ -316,3 +318,41 @@ class Endpoint:
             self._loop.call_later(0.05, self._abort_when_idle, deadline)
         else:
             self._endpoint.abort()
+
+
+#: Bytes of a proof.
+PROOF_SIZE = 64
+
+
+async def proven_endpoint(
+    ucx: Ucx, own: dict[str, Any], other: dict[str, Any]
+) -> tuple[Endpoint | None, str]:
+    """An endpoint to the other end of a TLS connection, which does the same, or the reason why there is none.
+
+    `own` and `other` have been exchanged over TLS: each end's UCX address, the tag of messages to it, and a key. By the keys both
+    ends prove over UCX that it leads to this peer.
+    """
+    endpoint: Endpoint | None = None
+    try:
+        endpoint = await ucx.connect(other["address"], send_tag=other["tag"], receive_tag=own["tag"])
+        async with asyncio.timeout(UCX_PROOF):
+            await _exchange_proofs(endpoint, own["key"], other["key"])
+        return endpoint, ""
+    except BaseException as error:
+        if endpoint is not None:
+            endpoint.abort()
+        if not isinstance(error, (UcxError, TimeoutError)):
+            raise
+        return None, str(error) or f"no answer over UCX within {UCX_PROOF:g} s"
+
+
+async def _exchange_proofs(endpoint: Endpoint, own: bytes, other: bytes) -> None:
+    both = b"".join(sorted((own, other)))
+
+    def proof(sender: bytes) -> bytes:
+        return hmac.digest(both, b"dask-gpu-mpi ucx proof" + sender, "sha512")
+
+    received = bytearray(PROOF_SIZE)
+    await asyncio.gather(endpoint.send(proof(own)), endpoint.receive(received))
+    if not hmac.compare_digest(received, proof(other)):
+        raise UcxError("the data over UCX are not from this peer")

@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import hmac
 import itertools
 import os
 import secrets
@@ -41,7 +40,7 @@ from distributed.protocol.utils import host_array, merge_memoryviews
 from distributed.utils import ensure_memoryview, nbytes
 
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.timeouts import STREAMS_START, UCX_AGREEMENT, UCX_PROOF, UCX_START
+from dask_gpu_mpi.base.timeouts import STREAMS_START, UCX_AGREEMENT, UCX_START
 from dask_gpu_mpi.network.interfaces import boot_id
 from dask_gpu_mpi.network.listeners import TLSListener
 from dask_gpu_mpi.network.streams import (
@@ -56,21 +55,19 @@ from dask_gpu_mpi.network.streams import (
     on_device,
     sockets,
 )
-from dask_gpu_mpi.network.ucx_endpoint import Endpoint, Ucx, UcxError
+from dask_gpu_mpi.network.ucx_endpoint import Endpoint, Ucx, UcxError, proven_endpoint
 
 #: Key of Dask's handshake. Its value has this version, the node of the process, and whether UCX leads from there to others.
 OFFER, VERSION = "dask-gpu-mpi-ucx", 3
 #: The same for streams: this version, random bytes, whether they have to be encrypted, whether the process has a GPU, and the
 #: number of sockets that it wants.
 STREAMS_OFFER, STREAMS_VERSION = "dask-gpu-mpi-streams", 3
-#: The operation of a connection that becomes a stream, and the serialiser of messages whose large frames come another way.
+#: The operation by which a connection becomes a stream of another one, and the serialiser of `WorkerComm`'s own messages.
 STREAM_OPERATION = FAMILY = "dask-gpu-mpi-stream"
 #: Seconds for a message's large frames, plus one for each of so many bytes; then the connection is closed, and Dask tries again.
 FRAMES_TIMEOUT, SLOWEST = 300.0, 10e6
 #: Transfers from a peer, one after the other, for which there is no memory, before tasks fail.
 MOST_WITHOUT_MEMORY = 3
-#: Bytes of a proof.
-PROOF_SIZE = 64
 #: distributed's serialisers that leave memory on the GPU.
 SERIALIZERS = ("cuda", "dask", "pickle", "error")
 #: Values that are never large, and groups of values. `isinstance` tests tuples faster than unions, which are made at each call.
@@ -105,7 +102,7 @@ def use_streams_between_workers(*, sealed: bool, has_gpu: bool) -> None:
 
 
 class _Announced:
-    """A message that TLS has carried: its header, and the frames that came with it."""
+    """A message of `FAMILY`: its header, and the frames that came with it over TLS."""
 
     def __init__(self, header: dict[str, Any], frames: Sequence[Any]) -> None:
         self.header = header
@@ -117,33 +114,40 @@ register_serialization_family(FAMILY, None, _Announced)
 
 
 class WorkerComm(TLS):
-    """One end of such a connection."""
+    """One end of such a connection.
+
+    Over TLS go the messages of the caller, and those of these connections themselves (`FAMILY`): one that divides the frames of a
+    message, whose large ones follow by the endpoint; ``open`` asks the other end to open streams, and ``opened`` answers that.
+    """
 
     #: See `use_ucx_between_workers`, `use_streams_between_workers`.
     offers_ucx = offers_streams = sealed = has_gpu = False
     host_frames = 0
     #: The arguments with which this end has made the connection; None: the other end has.
     connection_args: dict[str, Any] | None = None
-    #: Streams that have come to this process, by the connection that they belong to.
-    _came: dict[bytes, list[Stream]] = {}  # noqa: RUF012
+    #: Streams that have come to this process, and whose connection has not used them yet, by its `_streams_name`.
+    _arrived: dict[bytes, list[Stream]] = {}  # noqa: RUF012
     #: Transfers one after the other for which there was no memory, by the address of the peer.
     _without_memory: dict[str, int] = {}  # noqa: RUF012
     _tls_has_ended = False
 
     def __init__(self, stream: Any, local_addr: str, peer_addr: str, deserialize: bool = True) -> None:
         super().__init__(stream, local_addr, peer_addr, deserialize)
-        #: Whether both ends have offered UCX and have not agreed yet.
-        self._offered = False
-        self._agreeing: asyncio.Task[None] | None = None
+        #: The other way for large frames: UCX, streams, or None: none yet.
         self._endpoint: Endpoint | Streams | None = None
-        #: The name of this connection for its streams; empty: it has none.
-        self._name = b""
-        #: Whether they are encrypted, and whether both ends have a GPU.
-        self._is_sealed = self._has_gpus = False
-        self._sockets = 0
+        #: Whether both ends have offered UCX and have not agreed yet; and the task in which this end agrees.
+        self._has_to_agree = False
+        self._agreeing: asyncio.Task[None] | None = None
+        #: The name of this connection for its streams, which only the two ends know; empty: it can have none.
+        self._streams_name = b""
+        #: How many streams it gets, whether they are encrypted, and whether both ends have a GPU.
+        self._stream_count = 0
+        self._seals = self._has_gpus = False
         #: Bytes of the large frames that this end has sent before there were streams.
         self._large_bytes = 0
         stream.set_close_callback(functools.partial(_on_close, weakref.ref(self)))
+
+    # -- the offers ---------------------------------------------------------------------------------------------
 
     def handshake_info(self) -> dict[str, Any]:
         """The offers of this end in Dask's handshake: they belong to one event loop, the worker's."""
@@ -158,58 +162,101 @@ class WorkerComm(TLS):
         return {**super().handshake_info(), **offers}
 
     def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
-        """Called by distributed, at either end, with both offers."""
+        """Called by distributed, at either end, with both offers. An offer of another version counts as none."""
         match local.get(OFFER), remote.get(OFFER):
             case [version, here, leads_there], [other_version, there, leads_here] if version == other_version:
-                self._offered = here == there or bool(leads_there and leads_here)
-        match local.get(STREAMS_OFFER), remote.get(STREAMS_OFFER):
-            case [version, mine, sealed, gpu, count], [
-                other_version,
-                its,
-                its_sealed,
-                its_gpu,
-                its_count,
-            ] if version == other_version and isinstance(its_count, int):
-                self._sockets = max(1, min(count, its_count))
-                self._name = b"".join(sorted((mine, its)))
-                self._is_sealed, self._has_gpus = bool(sealed or its_sealed), bool(gpu and its_gpu)
+                self._has_to_agree = here == there or bool(leads_there and leads_here)
+        own, other = local.get(STREAMS_OFFER), remote.get(STREAMS_OFFER)
+        match other:
+            case [version, name, seals, has_gpu, int(count)] if own and version == own[0]:
+                self._streams_name = b"".join(sorted((own[1], name)))
+                self._seals, self._has_gpus = bool(own[2] or seals), bool(own[3] and has_gpu)
+                self._stream_count = max(1, min(own[4], count))
         configuration: dict[str, Any] = super().handshake_configuration(local, remote)
         return configuration
 
+    # -- messages -----------------------------------------------------------------------------------------------
+
     async def read(self, deserializers: Any = None) -> Any:
-        """Receive a message."""
-        if self._offered:
+        """Receive a message, and do what the other end needs for its streams before."""
+        if self._has_to_agree:
             await self._agree_once()
         known = deserializers if deserializers is None else [*deserializers, FAMILY]
         while True:
             message = await super().read(known)
             if isinstance(message, _OF_FAMILY) and message.header.get("serializer") == FAMILY:
                 if "open" not in message.header:
-                    return await self._large(message, deserializers)
+                    return await self._read_divided(message, deserializers)
                 # the other end has a large frame, and can't make connections
                 if reason := await self._open_streams():
-                    self._name = b""
+                    self._streams_name = b""
                 await super().write(Serialized({"serializer": FAMILY, "opened": reason}, []))
-            elif self._name and isinstance(message, dict) and message.get("op") == STREAM_OPERATION:
+            elif self._streams_name and isinstance(message, dict) and message.get("op") == STREAM_OPERATION:
                 await self._become_stream(message)
             else:
                 return message
 
-    async def _large(self, message: Any, deserializers: Any) -> Any:
-        """A message with frames that come another way."""
+    async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
+        """Send a message; returns its bytes. Its large frames go another way, which is made for the first of them."""
+        if self._has_to_agree:
+            await self._agree_once()
+        has_other_way = bool(self._endpoint or self._streams_name)
+        if not (has_other_way and _may_be_large(msg, 0 if self._uses_ucx else LEAST)):
+            size: int = await super().write(msg, serializers=serializers, on_error=on_error)
+            return size
+        frames = await to_frames(
+            msg,
+            serializers=self._serializers if serializers is None else serializers,
+            on_error=on_error,
+            context={"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options},
+        )
+        buffers = _buffers_of(frames)
+        is_large = [any(map(self._is_large, pieces)) for pieces in buffers]
+        large = list(itertools.compress(buffers, is_large))
+        if large and self._endpoint is None:
+            self._large_bytes += sum(map(nbytes, itertools.chain(*large)))
+            if self._large_bytes < WORTH or not await self._has_streams():
+                return await super().write(msg, serializers=serializers, on_error=on_error)  # type: ignore[no-any-return]
+        await self._write_divided(buffers, is_large)
+        return sum(map(nbytes, frames))
+
+    async def _write_divided(self, buffers: Sequence[Sequence[Any]], is_large: Sequence[bool]) -> None:
+        """Send the header and the small buffers over TLS, then the large ones by the endpoint."""
+        large = [each for pieces in itertools.compress(buffers, is_large) for each in _joined(pieces)]
+        over_tls = [
+            piece for pieces, flag in zip(buffers, is_large, strict=True) if not flag for piece in pieces
+        ]
+        header = {
+            "serializer": FAMILY,
+            # of each frame
+            "is_large": bytes(flag for pieces, flag in zip(buffers, is_large, strict=True) for _ in pieces),
+            "large": [(sizes, on_device(frame)) for frame, sizes in large],
+        }
+        endpoint = self._endpoint
+        if endpoint is not None and any(on_device(frame) for frame, _ in large):
+            endpoint.synchronize()  # the frames are complete
+        await super().write(Serialized(header, over_tls))
+        with self._aborting_on_error():
+            if sent := [frame for frame, sizes in large if sum(sizes)]:
+                assert endpoint is not None  # nothing is large without one
+                async with _time_for(sent):
+                    await endpoint.send(*sent)
+
+    async def _read_divided(self, message: Any, deserializers: Any) -> Any:
+        """Receive the large buffers of this message by the endpoint, and return what the message and these hold together."""
         header = message.header
         if header["large"] and self._endpoint is None:
-            self._use_those_that_came()
+            self._use_those_that_arrived()
         endpoint = self._endpoint
         with self._aborting_on_error():
             large = [self._memory_for(sum(sizes), on_gpu) for sizes, on_gpu in header["large"]]
             self._without_memory.pop(self.peer_address, None)
             if endpoint is not None and any(on_gpu for _, on_gpu in header["large"]):
                 endpoint.synchronize()  # the arrays are there
-            if sent := [*filter(nbytes, large)]:
+            if received := [*filter(nbytes, large)]:
                 assert endpoint is not None  # as above
-                async with _time_for(sent):
-                    await endpoint.receive(*sent)
+                async with _time_for(received):
+                    await endpoint.receive(*received)
             pieces = (_pieces(frame, sizes) for frame, (sizes, _) in zip(large, header["large"], strict=True))
             others, over_tls = itertools.chain.from_iterable(pieces), iter(message.frames)
             frames = [next(others if is_large else over_tls) for is_large in header["is_large"]]
@@ -252,46 +299,6 @@ class WorkerComm(TLS):
     def _uses_ucx(self) -> bool:
         return self._endpoint is not None and not isinstance(self._endpoint, Streams)
 
-    async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
-        """Send a message; returns its bytes."""
-        if self._offered:
-            await self._agree_once()
-        if not (self._endpoint or self._name) or not _may_be_large(msg, 0 if self._uses_ucx else LEAST):
-            size: int = await super().write(msg, serializers=serializers, on_error=on_error)
-            return size
-        frames = await to_frames(
-            msg,
-            serializers=self._serializers if serializers is None else serializers,
-            on_error=on_error,
-            context={"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options},
-        )
-        is_large: list[bool] = []
-        for frame, before in zip(frames, [None, *frames], strict=False):
-            is_large.append((_are_of_one(before, frame) and is_large[-1]) or self._is_large(frame))
-        if any(is_large) and self._endpoint is None:
-            self._large_bytes += sum(
-                nbytes(frame) for frame, is_one in zip(frames, is_large, strict=True) if is_one
-            )
-            if self._large_bytes < WORTH or not await self._has_streams():
-                return await super().write(msg, serializers=serializers, on_error=on_error)  # type: ignore[no-any-return]
-        large = _joined(frame for frame, is_one in zip(frames, is_large, strict=True) if is_one)
-        over_tls = [frame for frame, is_one in zip(frames, is_large, strict=True) if not is_one]
-        header = {
-            "serializer": FAMILY,
-            "is_large": bytes(is_large),
-            "large": [(sizes, on_device(frame)) for frame, sizes in large],
-        }
-        endpoint = self._endpoint
-        if endpoint is not None and any(on_device(frame) for frame, _ in large):
-            endpoint.synchronize()  # the frames are complete
-        await super().write(Serialized(header, over_tls))
-        with self._aborting_on_error():
-            if sent := [frame for frame, sizes in large if sum(sizes)]:
-                assert endpoint is not None  # nothing is large without one
-                async with _time_for(sent):
-                    await endpoint.send(*sent)
-        return sum(map(nbytes, frames))
-
     def _is_large(self, frame: Any) -> bool:
         """Whether a frame goes another way than TLS."""
         if on_device(frame):
@@ -301,7 +308,7 @@ class WorkerComm(TLS):
         is_array = type(buffer).__module__ == "numpy"
         if self._uses_ucx:
             return is_array and 0 < self.host_frames <= nbytes(frame)
-        return nbytes(frame) >= LEAST and (is_array or self._is_sealed)
+        return nbytes(frame) >= LEAST and (is_array or self._seals)
 
     # -- streams ------------------------------------------------------------------------------------------------
 
@@ -319,9 +326,9 @@ class WorkerComm(TLS):
                     raise StreamError("another message in place of the streams")
                 reason = answer.header["opened"]
             if not reason:
-                self._use_those_that_came()
+                self._use_those_that_arrived()
         if reason:
-            self._name = b""
+            self._streams_name = b""
             fix = "find out why these nodes refuse further connections, or are too busy for them"
             _warn_once(self.peer_address, reason, "streams", fix)
         return not reason
@@ -329,20 +336,16 @@ class WorkerComm(TLS):
     async def _open_streams(self) -> str:
         """Make the streams, at the end that has made the connection; returns why that has failed."""
         assert self.connection_args is not None  # the other end asks only then
-        if not self._name:
+        if not self._streams_name:
             return "they could not be made before"
         streams: list[Stream] = []
         comm: Any = None
         try:
             async with asyncio.timeout(STREAMS_START):
-                for _ in range(self._sockets):
+                for _ in range(self._stream_count):
                     comm = await connect(self.peer_address, **self.connection_args)
-                    keys = (
-                        [secrets.token_bytes(KEY), secrets.token_bytes(KEY)]
-                        if self._is_sealed
-                        else [None, None]
-                    )
-                    await comm.write({"op": STREAM_OPERATION, "name": self._name, "keys": keys})
+                    keys = [secrets.token_bytes(KEY) if self._seals else None for _ in range(2)]
+                    await comm.write({"op": STREAM_OPERATION, "name": self._streams_name, "keys": keys})
                     if (answer := await comm.read()) != "OK":
                         raise OSError(answer)
                     streams.append(Stream(_socket_of(comm), Keys(*keys)))
@@ -361,9 +364,7 @@ class WorkerComm(TLS):
     async def _become_stream(self, message: dict[str, Any]) -> None:
         """At the other end: this connection is a stream of another one from now on. Raises a CommClosedError, for distributed."""
         match message:
-            case {"name": bytes(name), "keys": [received, sent]} if self._is_key(received) and self._is_key(
-                sent
-            ):
+            case {"name": bytes(name), "keys": [received, sent]} if all(map(self._is_key, (received, sent))):
                 pass
             case _:
                 self.abort()
@@ -379,40 +380,21 @@ class WorkerComm(TLS):
             stream.socket.close()
             raise CommClosedError("the connection is too slow for a stream")
         self.abort()
-        self._came.setdefault(name, []).append(stream)
-        asyncio.get_running_loop().call_later(2 * STREAMS_START, _drop, self._came, name)
+        self._arrived.setdefault(name, []).append(stream)
+        asyncio.get_running_loop().call_later(2 * STREAMS_START, _drop, self._arrived, name)
         raise CommClosedError("became a stream")
 
     def _is_key(self, key: Any) -> bool:
-        return isinstance(key, bytes) and len(key) == KEY if self._is_sealed else key is None
+        return isinstance(key, bytes) and len(key) == KEY if self._seals else key is None
 
-    def _use_those_that_came(self) -> None:
-        streams = self._came.pop(self._name, [])
-        if len(streams) != self._sockets:
+    def _use_those_that_arrived(self) -> None:
+        streams = self._arrived.pop(self._streams_name, [])
+        if len(streams) != self._stream_count:
             self.abort()
             raise CommClosedError(f"in {self}: {len(streams)} streams")
         self._use(Streams(streams))
 
-    def _use(self, endpoint: Endpoint | Streams) -> None:
-        self._endpoint = endpoint
-        # Dask drops connections that the other end has closed, but does not close them.
-        weakref.finalize(self, _abort_soon, asyncio.get_running_loop(), endpoint).atexit = False
-        if self.closed():  # meanwhile
-            self._abort_endpoint()
-
-    # -- both ---------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _aborting_on_error(self) -> Iterator[None]:
-        """Close the connection if a message has not been transferred as a whole, since its state is unknown then."""
-        try:
-            yield
-        except (UcxError, StreamError, EOFError, TimeoutError) as error:
-            self.abort()
-            raise CommClosedError(f"in {self}: {error}") from error
-        except BaseException:
-            self.abort()
-            raise
+    # -- UCX ----------------------------------------------------------------------------------------------------
 
     async def _agree_once(self) -> None:
         """Agree once, before the first message in either direction."""
@@ -433,10 +415,11 @@ class WorkerComm(TLS):
             _warn_once(self.peer_address, reason, "UCX", fix)
         else:
             self._use(endpoint)
-        self._offered = False
+        self._has_to_agree = False
 
     async def _make_endpoint(self) -> tuple[Endpoint | None, str]:
         """The endpoint, or the reason why there is none."""
+        # what the other end needs of this one: see `proven_endpoint`
         own: dict[str, Any] = {"tag": secrets.randbits(64), "key": secrets.token_bytes(32), "address": b""}
         ucx: Ucx | None = None
         try:
@@ -451,7 +434,7 @@ class WorkerComm(TLS):
         other = await super().read()
         if ucx is None or not other["address"]:
             return None, own.get("reason") or f"at the other end: {other.get('reason')}"
-        endpoint, reason = await _connected(ucx, own, other)
+        endpoint, reason = await proven_endpoint(ucx, own, other)
         try:
             await super().write({"reason": reason})
             others_reason = (await super().read())["reason"]
@@ -463,6 +446,27 @@ class WorkerComm(TLS):
             if reason and endpoint is not None:
                 endpoint.abort()
         return (None, reason) if reason else (endpoint, "")
+
+    # -- both -----------------------------------------------------------------------------------------------------
+
+    def _use(self, endpoint: Endpoint | Streams) -> None:
+        self._endpoint = endpoint
+        # Dask drops connections that the other end has closed, but does not close them.
+        weakref.finalize(self, _abort_soon, asyncio.get_running_loop(), endpoint).atexit = False
+        if self.closed():  # meanwhile
+            self._abort_endpoint()
+
+    @contextlib.contextmanager
+    def _aborting_on_error(self) -> Iterator[None]:
+        """Close the connection if a message has not been transferred as a whole, since its state is unknown then."""
+        try:
+            yield
+        except (UcxError, StreamError, EOFError, TimeoutError) as error:
+            self.abort()
+            raise CommClosedError(f"in {self}: {error}") from error
+        except BaseException:
+            self.abort()
+            raise
 
     def abort(self) -> None:
         """Close both at once."""
@@ -484,38 +488,9 @@ class WorkerComm(TLS):
             endpoint.abort()
 
 
-async def _connected(ucx: Ucx, own: dict[str, Any], other: dict[str, Any]) -> tuple[Endpoint | None, str]:
-    """An endpoint to the other end, with proofs of both ends, or the reason why there is none."""
-    endpoint: Endpoint | None = None
-    try:
-        endpoint = await ucx.connect(other["address"], send_tag=other["tag"], receive_tag=own["tag"])
-        async with asyncio.timeout(UCX_PROOF):
-            await _authenticate(endpoint, own, other)
-        return endpoint, ""
-    except BaseException as error:
-        if endpoint is not None:
-            endpoint.abort()
-        if not isinstance(error, (UcxError, TimeoutError)):
-            raise
-        return None, str(error) or f"no answer over UCX within {UCX_PROOF:g} s"
-
-
-async def _authenticate(endpoint: Endpoint, own: dict[str, Any], other: dict[str, Any]) -> None:
-    """Prove that the endpoint leads to the other end of the TLS connection, over which both ends have sent their keys."""
-    key = b"".join(sorted((own["key"], other["key"])))
-    received = bytearray(PROOF_SIZE)
-    await asyncio.gather(endpoint.send(_proof(key, own["key"])), endpoint.receive(received))
-    if not hmac.compare_digest(received, _proof(key, other["key"])):
-        raise UcxError("the data over UCX are not from this peer")
-
-
 def _place() -> tuple[str, bool]:
     """The node of this process, and whether UCX may lead from it to others."""
     return f"{socket.gethostname()} {_boot_id()}", Ucx.leads
-
-
-def _proof(key: bytes, sender: bytes) -> bytes:
-    return hmac.digest(key, b"dask-gpu-mpi ucx proof" + sender, "sha512")
 
 
 def _time_for(frames: Sequence[Any]) -> asyncio.Timeout:
@@ -554,33 +529,28 @@ def _may_be_large(message: Any, least: int) -> bool:
     return False
 
 
-def _are_of_one(before: Any, frame: Any) -> bool:
-    """Whether these are pieces of one buffer: Dask cuts those of more than 64 MiB."""
-    return isinstance(before, memoryview) and isinstance(frame, memoryview) and before.obj is frame.obj
-
-
-def _joined(frames: Iterable[Any]) -> list[tuple[Any, list[int]]]:
-    """The frames as they are sent, pieces of one buffer as one, and the sizes of those pieces.
-
-    Each is contiguous, whatever a serialiser of the user's has made.
-    """
-    groups: list[list[Any]] = []
+def _buffers_of(frames: Iterable[Any]) -> list[list[Any]]:
+    """The frames, with those together that are pieces of one buffer: Dask cuts buffers of more than 64 MiB."""
+    buffers: list[list[Any]] = []
     for frame in frames:
-        if groups and _are_of_one(groups[-1][-1], frame):
-            groups[-1].append(frame)
+        before = buffers[-1][-1] if buffers else None
+        if isinstance(before, memoryview) and isinstance(frame, memoryview) and before.obj is frame.obj:
+            buffers[-1].append(frame)
         else:
-            groups.append([frame])
-    joined: list[tuple[Any, list[int]]] = []
-    for pieces in groups:
-        try:
-            whole = merge_memoryviews(pieces) if len(pieces) > 1 else pieces[0]
-        except (ValueError, TypeError):  # they don't follow one another, or are not contiguous
-            joined += [(ensure_memoryview(piece), [nbytes(piece)]) for piece in pieces]
-        else:
-            joined.append(
-                (whole if on_device(whole) else ensure_memoryview(whole), [nbytes(piece) for piece in pieces])
-            )
-    return joined
+            buffers.append([frame])
+    return buffers
+
+
+def _joined(pieces: Sequence[Any]) -> list[tuple[Any, list[int]]]:
+    """A buffer as it is sent, whole if that is possible, and the sizes of its pieces.
+
+    Each part is contiguous, whatever a serialiser of the user's has made.
+    """
+    try:
+        whole = merge_memoryviews(pieces) if len(pieces) > 1 else pieces[0]
+    except (ValueError, TypeError):  # they don't follow one another, or are not contiguous
+        return [(ensure_memoryview(piece), [nbytes(piece)]) for piece in pieces]
+    return [(whole if on_device(whole) else ensure_memoryview(whole), [nbytes(piece) for piece in pieces])]
 
 
 def _pieces(frame: Any, sizes: Sequence[int]) -> Iterator[Any]:

@@ -22,13 +22,21 @@ from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
 from dask_gpu_mpi.options.model import Options, Protocol, WorkerUcx
 from dask_gpu_mpi.plan import Start, WorkerPlan
+from dask_gpu_mpi.workers.logs import log_to_file
 from dask_gpu_mpi.workers.plugins import (
+    GPU_FIX,
+    FailedTransfers,
+    Figures,
     ImportsOfScript,
     InWorker,
+    KeylessDump,
+    Label,
     NewProcess,
     StreamsBetweenWorkers,
+    TaskRanges,
+    TransferSizes,
     UcxBetweenWorkers,
-    plugins_of,
+    end_as_python,
 )
 from dask_gpu_mpi.workers.worker_options import (
     MODULE_LISTS,
@@ -73,7 +81,7 @@ def make_worker(
         "dashboard_address": "127.0.0.1:0",
         "death_timeout": max(options.startup_timeout, start.limit),
     }
-    plugins = [*plugins_of(plan, options.log_directory, records=options.recorded)]
+    plugins = [*_plugins_of_all(plan, options)]
     if is_cuda_worker(cls) or issubclass(cls, Nanny):
         plugins += _plugins_of_process(plan, start, options, scratch)
     # an argument replaces Dask's setting of the same
@@ -96,6 +104,24 @@ def make_worker(
     with dask.config.set(UNMEASURED if "config" in ours else {}):
         nanny = watched(cls)(start.address, **_merge(ours, given))
     return nanny, [nanny]
+
+
+def _plugins_of_all(plan: WorkerPlan, options: Options) -> Iterator[WorkerPlugin]:
+    """The plugins of every worker, including one that runs in the agent."""
+    gpu = f", GPU {plan.device}" if plan.device else ""
+    yield Figures(plan.devices)
+    yield KeylessDump()
+    yield InWorker(end_as_python)
+    yield FailedTransfers()
+    label = f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]"
+    yield Label(label, "" if plan.device else GPU_FIX)
+    if options.recorded:
+        yield TransferSizes()
+    if is_profiled(os.environ) and find_spec("nvtx"):
+        yield TaskRanges()
+    if options.log_directory is not None:
+        gpu = f"-{plan.device[:12]}" if plan.device else ""
+        yield InWorker(log_to_file, options.log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
 
 
 def _plugins_of_process(

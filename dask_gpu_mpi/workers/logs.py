@@ -30,8 +30,8 @@ _NAMES = (
 )  # fmt: skip
 #: For files: independent of the locale, and able to write names of files that are not UTF-8.
 _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
-#: Of each process's last output: the records that are kept, the characters of each, and the characters at which the file is cut.
-_LINES, _RECORD, _FULL = 5, 1 << 14, 1 << 16
+#: Of each process's last output: the records that are kept, and the characters of each.
+_LINES, _RECORD = 5, 1 << 14
 #: Shared with every process forked from here: a one means that the job is ending, and that a full disk was reported.
 _ending, _full_reported = mmap.mmap(-1, 1), mmap.mmap(-1, 1)
 
@@ -80,15 +80,14 @@ class _FullDisk(logging.Filter):
 
 
 class _LastOutput(logging.Handler):
-    """Appends to a file of this process, which the first record opens, again after a fork; the file is cut when it is full."""
+    """Keeps the last records of this process in a file, for `last_output` in another process: each record rewrites the file."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(logging.WARNING)
         self._directory = directory
-        #: Id of the process that has opened the file.
-        self._pid: int | None = None
+        #: Id of the process that has opened the file: a fork opens another one.
+        self._pid = 0
         self._file: Any = None
-        self._size: int
         self._last: deque[str] = deque(maxlen=_LINES)
         self.setFormatter(logging.Formatter(_FORMAT))
 
@@ -100,20 +99,14 @@ class _LastOutput(logging.Handler):
             return
         with contextlib.suppress(OSError, ValueError):
             if self._pid != os.getpid():
-                self._pid, self._size = os.getpid(), 0
+                self._pid, self._file = os.getpid(), None  # also if the directory is gone, or full
                 self._last.clear()
-                self._file = None  # also if the directory is gone, or full
-                self._file = open(  # noqa: SIM115
-                    _output_file(self._directory, self._pid), "a", buffering=1, **_ANY_TEXT
-                )
-            if self._file is None:
-                return
-            self._last.append(text)
-            self._size += len(text)
-            if self._size > _FULL:
+                path = _output_file(self._directory, self._pid)
+                self._file = open(path, "a", buffering=1, **_ANY_TEXT)  # noqa: SIM115
+            if self._file is not None:
+                self._last.append(text)
                 self._file.truncate(0)
-                text, self._size = "".join(self._last), 0
-            self._file.write(text)
+                self._file.write("".join(self._last))
 
 
 def set_up(level: str, scratch: str, *, quiet_stream: bool) -> None:

@@ -1,4 +1,12 @@
-"""The plugins in every worker's process. `distributed` sends them there by pickle, with the worker's other options."""
+"""The plugins of workers, by which this package acts in a worker's process; `workers.factory` chooses them for each worker.
+
+`distributed` sends them to the process by pickle, with the worker's other options. It calls `setup` when the worker is made, and
+`transition` at each change of a task's state. In the order of the sections here they
+
+- prepare the process and end it (`BeforeWorker` and its subclasses, `end_as_python`);
+- measure the worker for `top` and the report, and mark tasks for a profiler (`Figures`, `TransferSizes`, `TaskRanges`);
+- complete the errors of tasks, and keep the private key in the process (`Label`, `FailedTransfers`, `KeylessDump`).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +19,8 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from multiprocessing import current_process, util
 from typing import Any
 
@@ -27,30 +34,9 @@ from distributed.worker_state_machine import TaskErredMsg
 from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals
 from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
-from dask_gpu_mpi.machine.nvidia import FIGURES, NO_GPU, device_figures, is_profiled
+from dask_gpu_mpi.machine.nvidia import FIGURES, NO_GPU, device_figures
 from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
-from dask_gpu_mpi.plan import WorkerPlan
-from dask_gpu_mpi.workers.logs import log_to_file, set_up
-
-
-def plugins_of(
-    plan: WorkerPlan, log_directory: str | None, *, records: bool = False
-) -> Iterator[WorkerPlugin]:
-    """The plugins of every worker; `records`: the job has a report."""
-    gpu = f", GPU {plan.device}" if plan.device else ""
-    yield Figures(plan.devices)
-    yield KeylessDump()
-    yield InWorker(end_as_python)
-    yield FailedTransfers()
-    label = f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]"
-    yield Label(label, "" if plan.device else GPU_FIX)
-    if records:
-        yield TransferSizes()
-    if is_profiled(os.environ) and find_spec("nvtx"):
-        yield TaskRanges()
-    if log_directory is not None:
-        gpu = f"-{plan.device[:12]}" if plan.device else ""
-        yield InWorker(log_to_file, log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
+from dask_gpu_mpi.workers.logs import set_up
 
 
 class InWorker(WorkerPlugin):
@@ -232,10 +218,7 @@ class Figures(WorkerPlugin):
         self.devices = tuple(devices)
         self._received = 0
         self._transfers = TransferLog()
-        #: By GPU: when the bytes over NVLink were last read, and how many they were.
-        self._links: dict[str, tuple[float, float | None]] = {}
-        #: By GPU: when to measure PCIe next, and the last bytes per second.
-        self._pcie: dict[str, tuple[float, float | None]] = {}
+        self._gpus = [_GpuFigures(device) for device in devices]
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
@@ -253,25 +236,39 @@ class Figures(WorkerPlugin):
             figures["spilled"] = spilled_from_device(worker.data)
         if self.devices and nvml.device_get_count():
             # not in Dask's thread for large messages, which would have to wait
-            figures["gpus"] = await asyncio.to_thread(lambda: [*map(self._of_gpu, self.devices)])
+            figures["gpus"] = await asyncio.to_thread(lambda: [gpu.measure() for gpu in self._gpus])
         return figures
 
-    def _of_gpu(self, device: str) -> list[float | None]:
-        last, before = self._links.get(device, (0.0, None))
-        due, pcie = self._pcie.get(device, (0.0, None))
-        # the first time, its scheduler waits for the worker
-        measures = device in self._links and time.monotonic() >= due
-        figures = dict(zip(FIGURES, device_figures(device, throughput=measures), strict=True))
-        now, link = time.monotonic(), figures["nvlink"]
-        if measures:
-            pcie = figures["pcie"]
-            self._pcie[device] = now + PCIE_EVERY, pcie
-        self._links[device] = now, link
-        rate = None
-        if link is not None and before is not None and link >= before and now > last:
-            rate = (link - before) / (now - last)
-        figures |= {"pcie": pcie, "nvlink": rate}
-        return [*figures.values()]
+
+class _GpuFigures:
+    """Measures one GPU: the last bytes over NVLink, from which a rate is computed, and the last rate over PCIe."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._link: float | None = None
+        #: When they were read; None: never.
+        self._link_time: float | None = None
+        self._pcie: float | None = None
+        self._pcie_due = 0.0
+
+    def measure(self) -> list[float | None]:
+        """The values of `FIGURES`."""
+        # not the first time, when its scheduler waits for the worker
+        measures_pcie = self._link_time is not None and time.monotonic() >= self._pcie_due
+        figures = dict(zip(FIGURES, device_figures(self._device, throughput=measures_pcie), strict=True))
+        now = time.monotonic()
+        if measures_pcie:
+            self._pcie, self._pcie_due = figures["pcie"], now + PCIE_EVERY
+        rate = self._link_rate(figures["nvlink"], now)
+        return [*{**figures, "pcie": self._pcie, "nvlink": rate}.values()]
+
+    def _link_rate(self, link: float | None, now: float) -> float | None:
+        """Bytes per second over NVLink since the last call; None: not known. The driver may begin to count again."""
+        before, last = self._link, self._link_time
+        self._link, self._link_time = link, now
+        if link is None or before is None or last is None or link < before or now <= last:
+            return None
+        return (link - before) / (now - last)
 
 
 def spilled_from_device(data: Any) -> int | None:

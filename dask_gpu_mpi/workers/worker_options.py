@@ -193,12 +193,10 @@ def import_worker_class(value: str | type) -> type:
 def _import_path(value: str) -> Any:
     where = f"worker_class {show(value)}"
     module_name, _, name = value.rpartition(".")
+    if not module_name:
+        raise OptionError(f"{where} is not a dotted path of a class{_hint(value)}")
     of_dask_cuda = module_name.partition(".")[0] == "dask_cuda"
     fix = NO_DASK_CUDA if of_dask_cuda else ""
-    if not module_name:
-        known = {path.rpartition(".")[2]: path for path in KNOWN_CLASSES}
-        near = known.get(nearest(name, known) or "")
-        raise OptionError(f"{where} is not a dotted path of a class{_hint(near, 'package.module.Class')}")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a module may raise anything while it is imported
@@ -212,21 +210,17 @@ def _import_path(value: str) -> Any:
             raise OptionError(
                 f"{where}: GPU workers need dask-cuda, which is not installed here", fix=fix
             ) from None
-        like, other = nearest(value, KNOWN_CLASSES), "a module of this environment, or on PYTHONPATH"
-        raise OptionError(f"{where}: there is no module {missing!r}{_hint(like, other)}") from None
+        raise OptionError(f"{where}: there is no module {missing!r}{_hint(value)}") from None
     if not hasattr(module, name):
-        classes = [key for key, found in vars(module).items() if isinstance(found, type)]
-        like = nearest(name, classes)
-        path = like and f"{module_name}.{like}"
-        raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{_hint(path)}")
+        raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{_hint(value)}")
     return getattr(module, name)
 
 
-def _hint(near: str | None, expected: str = "") -> str:
-    """The end of a message: the most similar right path, or the expected form."""
-    if near:
+def _hint(value: str) -> str:
+    """The end of a message: the most similar known class, or the expected form."""
+    if near := nearest(value, KNOWN_CLASSES):
         return f"; did you mean {near!r}?"
-    return f" (expected {expected})" if expected else ""
+    return " (expected the path of an importable class, such as distributed.Nanny)"
 
 
 # The names of the options that a class accepts.

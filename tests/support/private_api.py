@@ -321,7 +321,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed",
         "Scheduler.services",
-        "agent/dashboard_gate agent/scheduler",
+        "agent/scheduler network/listeners",
         _DISTRIBUTED,
         why="the HTTP server with its port; and clients look up the port there, where there is none too",
         without="the scheduler does not start; `Client.dashboard_link` of a job without a dashboard raises KeyError",

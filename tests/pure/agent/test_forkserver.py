@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dask_gpu_mpi.agent import forkserver
+from dask_gpu_mpi.agent import main
 from dask_gpu_mpi.base.signals import RANK_PID
 from support.jobs.clusters import alive, until
 from support.jobs.processes import run_python
@@ -212,7 +212,7 @@ def test_a_job_that_the_script_has_submitted_is_none_of_its_programs(
         other.stdout.readline()
         monkeypatch.setattr(psutil.Process, "children", lambda *args, **more: [])
         assert [
-            each.pid for each in forkserver._of_script(psutil.Process(rank.pid), 0, by_environment=True)
+            each.pid for each in main._programs_of_script(psutil.Process(rank.pid), 0, by_environment=True)
         ] == [other.pid] * is_left
     finally:
         for each in (rank, other):

@@ -15,13 +15,14 @@ from typing import Any
 import dask
 import distributed  # its defaults are there before the first test, and stay
 import pytest
+from distributed.comm.registry import backends
 
 from dask_gpu_mpi.agent import scheduler
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.network import listeners
+from dask_gpu_mpi.network.listeners import guard_listeners
 from dask_gpu_mpi.options.model import Options, Protocol
 from dask_gpu_mpi.startup.messages import Kind, SchedulerSettings
 from dask_gpu_mpi.view.job_watch import JobWatch
@@ -34,10 +35,10 @@ SETTINGS = SchedulerSettings("127.0.0.1", {"probe": 1}, "token")
 @pytest.fixture(autouse=True)
 def unchanged(dask_config: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(scheduler, "hide_gpus", lambda *_, **__: None)
-    # its agent has them before it forks; here without the listeners themselves
     server = distributed.node.ServerNode
     monkeypatch.setattr(server, "start_http_server", server.start_http_server)
-    listeners.listen_where_routes_are()
+    monkeypatch.setitem(backends, "tls", backends["tls"])
+    guard_listeners()  # as its agent before it forks
     monkeypatch.setattr("distributed.versions.error_message", distributed.versions.error_message)
     monkeypatch.setattr("distributed.node.HTTPServer", distributed.node.HTTPServer)
     with warnings.catch_warnings():

@@ -24,7 +24,9 @@ def make_group(master: str = "10.0.0.1") -> Group:
     def no_call(*_: Any) -> Any:
         raise AssertionError("nothing is sent")
 
-    return Group(5, hosts, no_call, threading.Event(), place=place, device=None, master=(master, 4000))
+    group = Group(5, hosts, no_call, threading.Event(), place=place, device=None, master_addr=master)
+    group.master_port = 4000
+    return group
 
 
 @pytest.mark.parametrize(
@@ -82,14 +84,14 @@ def test_an_exception_without_a_text_or_that_can_not_be_sent(
 @pytest.mark.parametrize("over", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), GangCancelledError("of another gang, perhaps")])
 def test_every_exception_is_a_failure_but_the_end_of_the_gang(error: BaseException, over: bool) -> None:
-    def function(_: Group) -> None:
+    def function() -> None:
         raise error
 
     mine = make_group()
     if over:
         mine._cancelled.set()
     told: list[BaseException] = []
-    assert module._run(function, mine, (), told.append) == (False, None)
+    assert module._run(function, mine, told.append) == (False, None)
     assert told == ([] if over and isinstance(error, GangCancelledError) else [error])
 
 
@@ -101,11 +103,11 @@ def test_a_failure_is_told_before_what_the_function_had_is_freed() -> None:
         def __del__(self) -> None:
             order.append("freed")
 
-    def function(group: Group) -> None:
+    def function() -> None:
         communicator = Communicator()
         raise ValueError(communicator.__class__)
 
-    module._run(function, make_group(), (), lambda error: order.append("told"))
+    module._run(function, make_group(), lambda error: order.append("told"))
     assert order == ["told", "freed"]
 
 

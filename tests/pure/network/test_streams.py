@@ -329,7 +329,7 @@ async def test_buffers_of_other_serialisers(sent: list[int]) -> None:
 async def test_streams_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_comm, "STREAMS_START", 2.0)
     came: dict[bytes, list[Stream]] = {}
-    monkeypatch.setattr(WorkerComm, "_came", came)
+    monkeypatch.setattr(WorkerComm, "_arrived", came)
     async with pair() as comm:
         reason = await comm._open_streams()
         assert reason == ""
@@ -342,10 +342,10 @@ async def test_streams_that_nobody_uses_are_closed(monkeypatch: pytest.MonkeyPat
 async def test_garbage_in_place_of_keys(keys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is closed, also if it would be a stream without encryption, and the others are not affected."""
     came: dict[bytes, list[Stream]] = {}
-    monkeypatch.setattr(WorkerComm, "_came", came)
+    monkeypatch.setattr(WorkerComm, "_arrived", came)
     async with pair() as comm:
         stranger = await connect(comm.peer_address, **comm.connection_args)
-        await stranger.write({"op": worker_comm.STREAM_OPERATION, "name": comm._name, "keys": keys})
+        await stranger.write({"op": worker_comm.STREAM_OPERATION, "name": comm._streams_name, "keys": keys})
         with pytest.raises(CommClosedError):
             await asyncio.wait_for(stranger.read(), 10)
         assert came == {}

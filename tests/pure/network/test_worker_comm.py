@@ -19,7 +19,7 @@ from distributed.protocol import deserialize, to_serialize
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import Serialized
 
-from dask_gpu_mpi.network import worker_comm
+from dask_gpu_mpi.network import ucx_endpoint, worker_comm
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.ucx_endpoint import UcxError
 from dask_gpu_mpi.network.worker_comm import FAMILY, WorkerComm, use_ucx_between_workers
@@ -199,7 +199,7 @@ async def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
 async def test_where_the_proof_is_wrong_the_connection_stays_tls(
     network: Network, change: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker_comm, "UCX_PROOF", 0.2)
+    monkeypatch.setattr(ucx_endpoint, "UCX_PROOF", 0.2)
     network.change = change
 
     async with pair() as comm:

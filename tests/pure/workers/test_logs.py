@@ -41,7 +41,6 @@ print(os.getpid())
     pid = int(done.stdout)
     lines = last_output(str(tmp_path), pid).splitlines()
     assert [line.rpartition(" - ")[2] for line in lines] == [f"word {i}" for i in range(4, 9)]
-    assert len((tmp_path / f"last-output-{pid}").read_text().splitlines()) == 9
     (other,) = [path for path in tmp_path.iterdir() if path.name != f"last-output-{pid}"]
     assert "of the child" in other.read_text()
     assert "word" not in other.read_text()
@@ -58,7 +57,7 @@ print(os.getpid())
 """
     done = run_python(begin(tmp_path, quiet=True) + code)
     (file,) = tmp_path.iterdir()
-    assert file.stat().st_size <= 1 << 16
+    assert file.stat().st_size <= 5 * (1 << 14)
     lines = last_output(str(tmp_path), int(done.stdout)).splitlines()
     assert [line.split()[-1][:9] for line in lines[:2]] == ["x" * 9] * 2
     assert lines[2] == "y" * (1 << 14)

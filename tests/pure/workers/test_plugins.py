@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from distributed.protocol import pickle
 
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.workers import plugins
+from dask_gpu_mpi.workers.factory import _plugins_of_all
 from dask_gpu_mpi.workers.plugins import (
     Figures,
     ImportsOfScript,
@@ -20,7 +22,6 @@ from dask_gpu_mpi.workers.plugins import (
     Label,
     TransferSizes,
     UcxBetweenWorkers,
-    plugins_of,
     spilled_from_device,
 )
 from support.mocks.inputs import worker_plan
@@ -70,7 +71,7 @@ def test_a_worker_without_a_gpu_notes_what_to_do_where_cuda_finds_none(text: str
 def test_the_worker_and_its_gpu_in_notes_and_in_the_name_of_its_log(
     device: str | None, place: str, file: str
 ) -> None:
-    *_, label, logs = plugins_of(worker_plan("0-1", device), "/logs")
+    *_, label, logs = _plugins_of_all(worker_plan("0-1", device), Options(log_directory="/logs"))
     assert isinstance(label, Label)
     assert label.text == f"[raised by worker 0-1, {place}"
     assert ("--default-workers gpu" in label.gpu_fix) is (device is None)
@@ -271,9 +272,9 @@ def test_figures_of_its_gpus_and_bytes_over_nvlink_as_a_rate(monkeypatch: pytest
     monkeypatch.setattr(plugins.nvml, "device_get_count", lambda: 2)
     monkeypatch.setattr(plugins, "device_figures", figures)
     monkeypatch.setattr(plugins.time, "monotonic", lambda: now)
-    plugin, told = Figures(["GPU-1"]), []
+    gpu, told = plugins._GpuFigures("GPU-1"), []
     for now in (10.0, 12.0, 14.0, 16.0, 21.9, 22.0):  # noqa: B007
-        told.append(plugin._of_gpu("GPU-1"))
+        told.append(gpu.measure())
     assert [each[:-2] for each in told] == [[50, 1, 2, 300.0, 60, 0, 7.0]] * 6
     # no rate at first, and none over a reset of the counter
     assert [each[-1] for each in told] == [None, 2000.0, None, None, None, None]

