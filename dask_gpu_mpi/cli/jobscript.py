@@ -27,8 +27,8 @@ from dask_gpu_mpi.cli.options import (
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, import_config, nearest, show, suggest
 from dask_gpu_mpi.options.model import OPTIONS, Option, Options, Source
-from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system
-from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render
+from dask_gpu_mpi.sites.batch import batch_system
+from dask_gpu_mpi.sites.jobscript import SCRIPTED, JobRequest, ScriptFormat, format_of, quote, render
 from dask_gpu_mpi.sites.jobscript import submit as submit_script
 
 # Directives can't be quoted: these texts must be safe as they are.
@@ -94,7 +94,7 @@ _LISTS: Mapping[str, Option] = {option.name: option for option in (
     Option("str", "launch_options", None, "Option of launch, which you can also put before SCRIPT.", ("--launch-option",)),
 )}
 # fmt: on
-#: Options whose texts go into directives as they are (`BatchSystem.words`).
+#: Options whose texts go into directives as they are (`ScriptFormat.words`).
 _WORDS = ("account", "queue", "qos", "constraint", "mail_user", "output")
 
 
@@ -181,8 +181,9 @@ class _Jobscript(HelpCommand):
                     args, end = [load_site(name)["system"], *args], end + 1
             except DaskGpuMpiError as error:
                 fail(error)
-        system = batch_system(args[0]) if args and args[0] in SCRIPTED else BatchSystem()
-        args = [*(system.short.get(word, word) for word in args[:end]), *args[end:]]
+        if args and args[0] in SCRIPTED:
+            short = format_of(args[0]).short
+            args = [*(short.get(word, word) for word in args[:end]), *args[end:]]
         return super().parse_args(ctx, args)
 
 
@@ -226,7 +227,7 @@ def jobscript(system: str, program: tuple[str, ...], save: str | None, submits: 
                 )
             write_file("--save", save, os.fsencode(text))
             if not submits:
-                command = " ".join(word for word in batch_system(system).submit if not word.startswith("-"))
+                command = " ".join(word for word in format_of(system).submit if not word.startswith("-"))
                 say(f"{save} is written. Submit it: {command} < {quote(save)}")
         elif not submits:
             sys.stdout.buffer.write(os.fsencode(text))
@@ -247,8 +248,8 @@ def request(
             expected=f"one of {', '.join(SCRIPTED)}",
             fix="name it before all options, as in jobscript slurm --nodes 2 -- SCRIPT",
         )
-    batch = batch_system(system)
-    values = _merged(_layers(system, given, source), batch, source)
+    form = format_of(system)
+    values = _merged(_layers(system, given, source), form, source)
     words = {name: values.pop(name) for name in _WORDS if name in values}
     program = (*values.pop("launch_options", ()), *program)
     if "gpus" in values:  # planned as one node
@@ -261,10 +262,10 @@ def request(
             }
             raise OptionError(f"{_origin(name, source)} is missing", expected=expected.get(name, "a number"))
     text = values.pop("time")
-    if (seconds := batch.seconds(text)) is None:
+    if (seconds := form.seconds(text)) is None:
         raise OptionError(
             f"{_origin('time', source)}: invalid value {show(text)}",
-            expected=f"a walltime of {batch.title} above zero, such as 01:30:00; also {', '.join(batch.times)}",
+            expected=f"a walltime of {batch_system(system).title} above zero, such as 01:30:00; also {', '.join(form.times)}",
         )
     _settle_resources(values, source)
     if (setup := values.get("setup")) and not os.path.isfile(setup):
@@ -336,7 +337,7 @@ def _layers(system: str, given: Mapping[str, Any], source: Source) -> list[dict[
     return [sites, configured, users]
 
 
-def _merged(layers: Sequence[dict[str, Any]], batch: BatchSystem, source: Source) -> dict[str, Any]:
+def _merged(layers: Sequence[dict[str, Any]], form: ScriptFormat, source: Source) -> dict[str, Any]:
     """The values of all layers; each wins over those before."""
     values: dict[str, Any] = {}
     for layer in layers:
@@ -356,8 +357,8 @@ def _merged(layers: Sequence[dict[str, Any]], batch: BatchSystem, source: Source
             values = {name: value for name, value in values.items() if name not in gone}
         if new := layer.get("directives"):
             # they add up, but one replaces those of its meaning in the layers below
-            replaced = frozenset[str]().union(*map(batch.replaced, new))
-            kept = [text for text in values.get("directives", ()) if batch.option_name(text) not in replaced]
+            replaced = frozenset[str]().union(*map(form.replaced, new))
+            kept = [text for text in values.get("directives", ()) if form.option_name(text) not in replaced]
             layer["directives"] = (*kept, *new)
         values |= layer
     return values
