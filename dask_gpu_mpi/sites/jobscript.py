@@ -3,7 +3,7 @@
 A script is made from a template in ``jobscripts/``, which users can submit as it is: the batch system's directives
 (``#SBATCH --nodes=1``), the user's environment, and a line with ``dask-gpu-mpi launch``. `render` replaces directives and the
 script with its arguments (``program=``), and adds settings (``export DGM_SETUP=...``) and modules. These are quoted shell words.
-Directives can't be quoted, so their values must match a pattern, which `dask_gpu_mpi.cli.jobscript` checks.
+Directives can't be quoted, so their values must match a pattern, which `dask_gpu_mpi.cli.job_request` checks.
 """
 
 from __future__ import annotations

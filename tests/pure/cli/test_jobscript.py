@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 import dask_gpu_mpi
-from dask_gpu_mpi.cli.jobscript import request
+from dask_gpu_mpi.cli.job_request import request
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import OptionError, StartupError
 from dask_gpu_mpi.sites.jobscript import format_of, render
