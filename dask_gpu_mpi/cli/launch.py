@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -26,7 +27,9 @@ from dask_gpu_mpi.sites.batch import Allocation, Requeue, batch_job, find_alloca
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, FOREIGN, LOCAL, detect, library_name
 
 if TYPE_CHECKING:
-    from dask_gpu_mpi.sites.command import Request, Starter
+    from dask_gpu_mpi.sites.choice import Starter
+    from dask_gpu_mpi.sites.command import Stage
+    from dask_gpu_mpi.sites.containers import Container
 
 #: The output of a command of the batch system, such as `flux getattr` and `squeue`.
 _ask = partial(output_of, timeout=20.0)
@@ -112,31 +115,25 @@ def launch(
     In a job of Slurm, PBS, LSF, Flux or Grid Engine, or on this machine. Options of `run` come before SCRIPT. Exits with the
     script's exit code. `launch check` and `launch plan` inspect the allocation.
     """
-    from dask_gpu_mpi.machine.scratch import local_directory
-    from dask_gpu_mpi.machine.staging import find_stage
-    from dask_gpu_mpi.sites.command import Request
-    from dask_gpu_mpi.sites.containers import choose_container
+    from dask_gpu_mpi.sites.choice import Starter, ask_library, choose_launcher
+    from dask_gpu_mpi.sites.command import Request, as_text, decide, library_command, needs_launcher
+    from dask_gpu_mpi.sites.execute import run_launch
 
     # if SIGCHLD were ignored, as a parent may have left it, all exit codes would be 0
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        command, program, preflight = _commands(program, given, preflight=preflight)
         environ = dict(os.environ)
+        command, program, preflight = _commands(program, given, preflight=preflight)
         _refuse_ranks(environ)
         where = _allocation(environ, ranks, ranks_per_node, hosts, dry_run=dry_run)
         launcher = "" if launcher in (None, "auto") else launcher
         # a command that starts all ranks by itself excludes the choice of a launcher, and of ranks
         excluded = {"--launcher": launcher, "--stage": stage, "-n": ranks, "--mpi": mpi, "--hosts": hosts}
         excluded["--ranks-per-node"] = ranks_per_node
-        own_launcher, own_options = _launcher_command(launcher_command or "", excluded)
-        if stage and container:
-            raise InputError(
-                "launch: --stage with --container: the environment of the ranks is that of the image",
-                fix="leave one out",
-            )
-        if not container and (container_runtime or container_mounts):
-            option = "--container-runtime" if container_runtime else "--container-mount"
-            raise InputError(f"launch: {option} without --container", fix="add --container IMAGE")
+        users_starter, users_words = _launcher_command(launcher_command or "", excluded)
+        _refuse_contradictions(stage, container, container_runtime, container_mounts)
+
+        # the ranks, as the user wants them
         try:
             resolved = read_texts(given)
         except InputError:  # the ranks report it
@@ -144,32 +141,60 @@ def launch(
         local = given["local_directory"] or environ.get("DGM_SCRATCH")
         if not local and resolved is not None:
             local = resolved.local_directory
-        # a requeued job has this command line again, and another `launch` in this job has not
-        digest = hashlib.sha256(ascii(sys.argv[1:]).encode()).hexdigest()[:8]
-        kept = f"{where.job}-{digest}" if restarts is not None and where.batch.keeps_number else ""
-        chosen = container and choose_container(
-            container,
-            runtime=container_runtime or "",
-            mounts=container_mounts,
-            launcher=FOREIGN.kind if own_launcher else launcher or where.batch.launcher,
-            environ=environ,
-            ask=_ask,
-        )
+        kind = FOREIGN.kind if users_starter else launcher or where.batch.launcher
         request = Request(
             options=run_options(launch.params, given),
             program=program,
             command=command,
             check=preflight,
             expect_gpus=expect_gpus,
-            container=chosen or None,
-            stage=find_stage(stage, local_directory(local), job=kept) if stage is not None else None,
+            container=_container(container, container_runtime, container_mounts, kind, environ),
+            stage=_stage(stage, local, where, requeues=restarts is not None),
             log_directory=given["log_directory"] or "",
             local_directory=local or "",
-            launcher_options=(*own_options, *_words(launcher_options)),
+            launcher_options=(*users_words, *_words(launcher_options)),
             profile=tuple(_split(f"--profile {profile!r}", profile or "", "nsys, or words of a shell")),
             tolerates=resolved.tolerate_lost_ranks if resolved is not None else 0,
         )
-        code = _launch(request, environ, where, restarts, launcher, own_launcher, mpi or "", dry_run)
+        cwd = _working_directory(environ)
+        if command == "run" and program:
+            Program.of(program).check_name()  # `python -m dask_gpu_mpi launch` may import it, too
+
+        # the launcher, and the commands by which it starts them
+        starter, library = users_starter, ""
+        if needs_launcher(request, environ, where, _ask, chosen=bool(launcher or starter or mpi)):
+            library, file = ask_library(library_command(request, environ, sys.executable, cwd), environ)
+            starter = starter or choose_launcher(
+                where, library, environ, sys.executable, file=file, launcher=launcher, mpi=mpi or ""
+            )
+        starter = starter or Starter(LOCAL, "")
+        commands = decide(
+            request,
+            environ,
+            where,
+            library,
+            starter,
+            python=sys.executable,
+            cwd=cwd,
+            root=os.geteuid() == 0,
+            is_public=not dry_run and is_public(environ),
+            has_input=not os.path.samestat(os.fstat(0), os.stat(os.devnull)),
+            run_name="" if dry_run else secrets.token_hex(8),
+            ask=_ask,
+        )
+
+        if dry_run:
+            notes = [f"{library_name(library)}: {starter.launcher.kind}"] if starter.path else []
+            click.echo(os.fsencode(as_text(commands, str(where), *notes)))  # names of files may not be UTF-8
+            code = 0
+        else:
+            for problem in _warnings(where, starter, environ):
+                say(f"warning: {problem}")
+            # even for 0 restarts: a batch system that requeues by the exit code must not do it
+            again = None
+            if restarts is not None:
+                again = partial(where.batch.requeue, Requeue(where, restarts, commands.logs), environ)
+            code = run_launch(commands, environ, again)
     except DaskGpuMpiError as error:
         fail(error)
     sys.exit(code)
@@ -228,6 +253,61 @@ def _allocation(
     return find_allocation(environ, ranks=ranks, ranks_per_node=ranks_per_node, hosts=named, ask=_ask)
 
 
+def _refuse_contradictions(
+    stage: str | None, container: str | None, runtime: str | None, mounts: Sequence[str]
+) -> None:
+    if stage and container:
+        raise InputError(
+            "launch: --stage with --container: the environment of the ranks is that of the image",
+            fix="leave one out",
+        )
+    if not container and (runtime or mounts):
+        option = "--container-runtime" if runtime else "--container-mount"
+        raise InputError(f"launch: {option} without --container", fix="add --container IMAGE")
+
+
+def _container(
+    image: str | None, runtime: str | None, mounts: Sequence[str], launcher: str, environ: Mapping[str, str]
+) -> Container | None:
+    """The container of ``--container``. `launcher`: the kind of the user's choice, or of the batch system's launcher."""
+    from dask_gpu_mpi.sites.containers import choose_container
+
+    if not image:
+        return None
+    return choose_container(
+        image, runtime=runtime or "", mounts=mounts, launcher=launcher, environ=environ, ask=_ask
+    )
+
+
+def _stage(archive: str | None, local: str | None, where: Allocation, *, requeues: bool) -> Stage | None:
+    """The copies of ``--stage``, in the local directory of each node; a job that comes again after a requeue finds them."""
+    from dask_gpu_mpi.machine.scratch import local_directory
+    from dask_gpu_mpi.machine.staging import find_stage
+
+    if archive is None:
+        return None
+    # a requeued job has this command line again, and another `launch` in this job has not
+    digest = hashlib.sha256(ascii(sys.argv[1:]).encode()).hexdigest()[:8]
+    kept = f"{where.job}-{digest}" if requeues and where.batch.keeps_number else ""
+    return find_stage(archive, local_directory(local), job=kept)
+
+
+def _working_directory(environ: Mapping[str, str]) -> str:
+    """The working directory, by the name of the shell: the script's arguments may have the same symbolic link in their paths."""
+    name = environ.get("PWD", "")
+    with contextlib.suppress(OSError):
+        if os.path.isabs(name) and os.path.samefile(name, "."):
+            return name
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise InputError(
+            "launch: the working directory was deleted",
+            expected="one in which the ranks can start",
+            fix="cd to another",
+        ) from None
+
+
 def run_options(parameters: Sequence[click.Parameter], given: dict[str, Any]) -> tuple[str, ...]:
     """The words of a command line for these values of options."""
     words: list[str] = []
@@ -269,7 +349,7 @@ def _launcher_command(text: str, excluded: Mapping[str, object]) -> tuple[Starte
 
     `excluded`: the values of options that such a command excludes.
     """
-    from dask_gpu_mpi.sites.command import Starter
+    from dask_gpu_mpi.sites.choice import Starter
 
     words = _split(f"--launcher-command {text!r}", text, "a command")
     if not words:
@@ -284,73 +364,6 @@ def _launcher_command(text: str, excluded: Mapping[str, object]) -> tuple[Starte
             f"launch: --launcher-command {words[0]}: not found in PATH", fix="load its module"
         )
     return Starter(FOREIGN, path), words[1:]
-
-
-def _launch(
-    request: Request,
-    environ: dict[str, str],
-    where: Allocation,
-    restarts: int | None,
-    launcher: str,
-    own_launcher: Starter | None,
-    mpi: str,
-    dry_run: bool,
-) -> int:
-    """Run the job, or print its commands; return the exit code. `launcher` and `mpi` are the user's choice, or empty."""
-    from dask_gpu_mpi.sites.command import (
-        Starter,
-        as_text,
-        ask_library,
-        choose_launcher,
-        decide,
-        library_command,
-        needs_launcher,
-    )
-    from dask_gpu_mpi.sites.execute import run_launch
-
-    try:
-        cwd = environ.get("PWD", "") if _is_here(environ.get("PWD", "")) else os.getcwd()
-    except FileNotFoundError:
-        raise InputError(
-            "launch: the working directory was deleted",
-            expected="one in which the ranks can start",
-            fix="cd to another",
-        ) from None
-    if request.command == "run" and request.program:
-        Program.of(request.program).check_name()  # `python -m dask_gpu_mpi launch` may import it, too
-    if needs_launcher(request, environ, where, _ask, chosen=bool(launcher or own_launcher or mpi)):
-        library, file = ask_library(library_command(request, environ, sys.executable, cwd), environ)
-        starter = own_launcher or choose_launcher(
-            where, library, environ, sys.executable, file=file, launcher=launcher, mpi=mpi
-        )
-        notes = [str(where), f"{library_name(library)}: {starter.launcher.kind}"]
-    else:
-        library, starter, notes = "", Starter(LOCAL, ""), [str(where)]
-    commands = decide(
-        request,
-        environ,
-        where,
-        library,
-        starter,
-        python=sys.executable,
-        cwd=cwd,
-        root=os.geteuid() == 0,
-        is_public=not dry_run and is_public(environ),
-        has_input=not os.path.samestat(os.fstat(0), os.stat(os.devnull)),
-        run_name="" if dry_run else secrets.token_hex(8),
-        ask=_ask,
-    )
-    if dry_run:
-        text = as_text(commands, *notes)
-        click.echo(os.fsencode(text))  # names of files may not be UTF-8
-        return 0
-    for problem in _warnings(where, starter, environ):
-        say(f"warning: {problem}")
-    if restarts is None:
-        return run_launch(commands, environ)
-    # even for 0 restarts: a batch system that requeues by the exit code must not do it
-    job = Requeue(where, restarts, commands.logs)
-    return run_launch(commands, environ, lambda: where.batch.requeue(job, environ))
 
 
 def _warnings(where: Allocation, starter: Starter, environ: Mapping[str, str]) -> Iterator[Problem]:
@@ -376,14 +389,6 @@ def _warnings(where: Allocation, starter: Starter, environ: Mapping[str, str]) -
             f"launch: {where.ranks} ranks on {counted(cores, 'core')}: the start takes long, and workers share cores",
             fix=f"-n {cores}, or fewer with more threads each (--nthreads)",
         )
-
-
-def _is_here(path: str) -> bool:
-    """Whether a path is the working directory, perhaps by a symbolic link that the script's arguments contain as well."""
-    try:
-        return os.path.isabs(path) and os.path.samefile(path, ".")
-    except OSError:
-        return False
 
 
 def _refuse_unknown_hosts(names: Iterable[str]) -> None:

@@ -13,12 +13,10 @@ from click.shell_completion import CompletionItem
 
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.streams import open_missing, say
-from dask_gpu_mpi.cli.check import check
+from dask_gpu_mpi.cli.inspection import check, plan, top
 from dask_gpu_mpi.cli.jobscript import jobscript
 from dask_gpu_mpi.cli.launch import launch
 from dask_gpu_mpi.cli.options import COLUMNS, Help, RunCommand, complete_files, fail, read_texts, split_run
-from dask_gpu_mpi.cli.plan import plan
-from dask_gpu_mpi.cli.top import top
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.job.child_processes import forget_cluster
 from dask_gpu_mpi.options.convert import ELSEWHERE

@@ -37,7 +37,8 @@ from dask_gpu_mpi.machine.scratch import (
     remove_scratch,
 )
 from dask_gpu_mpi.sites.batch import run_command
-from dask_gpu_mpi.sites.command import LIBRARY_PROGRAM, Stage, parse_answer
+from dask_gpu_mpi.sites.choice import LIBRARY_PROGRAM, parse_answer
+from dask_gpu_mpi.sites.command import Stage
 from dask_gpu_mpi.sites.launchers import library_name, scrub
 
 #: Bytes of a read.

@@ -82,18 +82,10 @@ def _configured(source: Source) -> Iterator[tuple[Option, Any, str]]:
             )
     config = import_config(alone=source == "command line")
     register_defaults(config)
-    for key, value in section_of(config, "gpu-mpi").items():
+    for key, value, variable in settings_of(config, "gpu-mpi"):
         if key == "jobscript":
-            continue  # a separate section: cli/jobscript
+            continue  # a separate section: cli/job_request
         name = str(key).replace("-", "_").lower()
-        variable = next((v for v in os.environ if v.upper() == f"DASK_GPU_MPI__{name.upper()}"), "")
-        if variable:
-            text = config.interpret_value(os.environ[variable])
-            if isinstance(text, str) and isinstance(value, Mapping):
-                # Dask merges mappings into existing values, so a mapping of a YAML file replaces a JSON text.
-                value = text
-            elif text != value:
-                variable = ""  # the program has set it since, by dask.config.set
         origin = f"environment {variable}" if variable else f"configuration gpu-mpi.{key}"
         if name not in OPTIONS:
             spelling = {o.name: o.variable if variable else o.key for o in OPTIONS.values() if o.config}
@@ -103,6 +95,22 @@ def _configured(source: Source) -> Iterator[tuple[Option, Any, str]]:
                 f"{origin}: {name} can't be configured", fix="set it in the program or on the command line"
             )
         yield OPTIONS[name], value, origin
+
+
+def settings_of(config: Any, section: str) -> Iterator[tuple[Any, Any, str]]:
+    """Each key in a section of Dask's configuration, its value, and the environment variable that has set it (empty: none)."""
+    prefix = f"DASK_{section.replace('-', '_').replace('.', '__')}__".upper()
+    for key, value in section_of(config, section).items():
+        wanted = prefix + str(key).replace("-", "_").upper()
+        variable = next((each for each in os.environ if each.upper() == wanted), "")
+        if variable:
+            guessed = config.interpret_value(os.environ[variable])
+            if isinstance(guessed, str) and isinstance(value, Mapping):
+                # Dask merges mappings into existing values, so a mapping of a YAML file replaces a JSON text.
+                value = guessed
+            elif guessed != value:
+                variable = ""  # the program has set it since, by dask.config.set
+        yield key, value, variable
 
 
 def register_defaults(config: Any) -> None:

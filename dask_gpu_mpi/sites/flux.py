@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, is_this_host
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, is_this_host
+from dask_gpu_mpi.sites.jobscript import JobRequest, ScriptFormat
 
 
 class Flux(BatchSystem):
@@ -17,20 +18,6 @@ class Flux(BatchSystem):
     job_variable = "FLUX_JOB_ID"
     launcher = "flux"
     sends_signal = True
-
-    prefix = "# flux: "
-    templates: Mapping[str, str] = {"flux": "flux.sh"}
-    default_launchers = ("flux",)
-    submit = ("flux", "batch")
-    job_id = r"(?<!\S)([fƒ]\w+)(?!\S)"
-    tells_ranks = False
-    times = ("M", "Ss", "Mm", "Hh", "Dd")
-    words: Mapping[str, str] = {
-        "account": "--bank=",
-        "queue": "--queue=",
-        "constraint": "--requires=",
-        "output": "--output=",
-    }
 
     def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         # On a login node or below `flux start`, an instance may not belong to a job.
@@ -54,6 +41,24 @@ class Flux(BatchSystem):
         # flux prints 0 for a job without a limit, and for a job that has ended
         return now() + float(left) if known and float(left) else None
 
+
+class FluxScript(ScriptFormat):
+    """Directives of ``flux batch``, which allocates no memory."""
+
+    prefix = "# flux: "
+    templates: Mapping[str, str] = {"flux": "flux.sh"}
+    default_launchers = ("flux",)
+    submit = ("flux", "batch")
+    job_id = r"(?<!\S)([fƒ]\w+)(?!\S)"
+    tells_ranks = False
+    times = ("M", "Ss", "Mm", "Hh", "Dd")
+    words: Mapping[str, str] = {
+        "account": "--bank=",
+        "queue": "--queue=",
+        "constraint": "--requires=",
+        "output": "--output=",
+    }
+
     def directives(self, job: JobRequest) -> dict[str, str | None]:
         if job.memory_per_node:
             raise InputError(
@@ -72,4 +77,4 @@ class Flux(BatchSystem):
         return found
 
 
-FLUX = Flux()
+FLUX, FORMAT = Flux(), FluxScript()

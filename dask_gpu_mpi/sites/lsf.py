@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, count_hosts
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, Requeue, count_hosts
+from dask_gpu_mpi.sites.jobscript import JobRequest, ScriptFormat
 
 _HOSTS = "LSB_DJOB_HOSTFILE"
 _SCRIPT = "lsf.bsub"
@@ -21,15 +22,6 @@ class Lsf(BatchSystem):
     requeues_by_code = True
     keeps_number = True
 
-    prefix = "#BSUB "
-    templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT}
-    default_launchers = ("mpirun",)
-    submit = ("bsub",)
-    job_id = r"Job <(\d+)> is submitted.*"
-    tells_ranks = False
-    times = ("M", "H:M")
-    words: Mapping[str, str] = {"account": "-P ", "queue": "-q ", "mail_user": "-u ", "output": "-o "}
-
     def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         if not environ.get(_HOSTS):
             return None
@@ -43,6 +35,19 @@ class Lsf(BatchSystem):
 
     def requeue(self, job: Requeue, environ: Mapping[str, str]) -> int | None:
         return job.by_exit_code()
+
+
+class LsfScript(ScriptFormat):
+    """Directives of bsub, in slots, which mostly are cores."""
+
+    prefix = "#BSUB "
+    templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT}
+    default_launchers = ("mpirun",)
+    submit = ("bsub",)
+    job_id = r"Job <(\d+)> is submitted.*"
+    tells_ranks = False
+    times = ("M", "H:M")
+    words: Mapping[str, str] = {"account": "-P ", "queue": "-q ", "mail_user": "-u ", "output": "-o "}
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
         minutes = -(-job.seconds // 60)  # LSF has no seconds
@@ -65,4 +70,4 @@ class Lsf(BatchSystem):
         return super().replaced(directive) - {"-R"}  # several of these add up
 
 
-LSF = Lsf()
+LSF, FORMAT = Lsf(), LsfScript()

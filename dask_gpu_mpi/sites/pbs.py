@@ -14,7 +14,8 @@ from pathlib import Path
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, count_hosts, number
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, Requeue, count_hosts, number
+from dask_gpu_mpi.sites.jobscript import JobRequest, ScriptFormat
 
 #: The cores of a node that the job scripts request.
 TEMPLATE_CPUS = 64
@@ -51,16 +52,6 @@ class Pbs(BatchSystem):
     #: `session.on_walltime` needs the end of this job on the client's rank.
     forwarded = frozenset({"PBS_JOBID"})
 
-    prefix = "#PBS "
-    templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT, "pals": "pbs-pals.pbs"}
-    default_launchers = ("pals",)
-    submit = ("qsub",)
-    chooses_nodes = True
-    counts_cores = True
-    job_id = r"(?<!\S)(\d+(\[\])?(\.\S+)?)$"
-    times = ("S", "M:S")
-    words: Mapping[str, str] = {"account": "-A ", "queue": "-q ", "mail_user": "-M ", "output": "-o "}
-
     def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         if not environ.get(_NODES):
             return None
@@ -81,12 +72,12 @@ class Pbs(BatchSystem):
         if not (job := environ.get(self.job_variable)):
             return None
         described = described_by(ask(["qstat", "-f", job]))
-        if (limit := self.seconds(described.get("Resource_List.walltime", ""))) is None:
+        if (limit := FORMAT.seconds(described.get("Resource_List.walltime", ""))) is None:
             return None
         # the time that is used may be two minutes behind
         with contextlib.suppress(ValueError, OverflowError):
             return time.mktime(time.strptime(described.get("stime", ""))) + limit
-        return now() + limit - (self.seconds(described.get("resources_used.walltime", "")) or 0)
+        return now() + limit - (FORMAT.seconds(described.get("resources_used.walltime", "")) or 0)
 
     def environment(
         self, environ: Mapping[str, str], allocation: Allocation, ask: Ask, *, launcher: str, copies: bool
@@ -139,33 +130,6 @@ class Pbs(BatchSystem):
         job.rerun(["qsub", *queue, *kept, "-v", passed, script], after)
         return None
 
-    def directives(self, job: JobRequest) -> dict[str, str | None]:
-        named = any(self.option_name(each) == "-l select" for each in job.directives)
-        cpus = job.cpus_per_gpu if job.gpus else job.cpus_per_node
-        if cpus is None:
-            cpus, each = (1, "GPU") if job.gpus else (TEMPLATE_CPUS, "node")
-            if not named:
-                option = f"--cpus-per-{each.lower()}"
-                say(f"{option} is not set: the job requests {counted(cpus, 'core')} of each {each}")
-        if job.gpus and job.mebibytes and not named:
-            raise InputError(
-                "--memory-per-node with --gpus: in PBS each GPU is a part of the job, whose node is not known",
-                expected="the memory of each GPU",
-                fix="a --directive such as '-l select={all-gpus}:ncpus={cpus}:ngpus=1:mem=64gb'",
-            )
-        # with a number of GPUs alone, a chunk is a GPU
-        chunk = f"{job.gpus or job.nodes}:ncpus={cpus}:mpiprocs={job.ranks_per_node}"
-        if job.gpus_per_node:
-            chunk += f":ngpus={1 if job.gpus else job.gpus_per_node}"
-        if job.mebibytes:
-            chunk += f":mem={job.mebibytes}mb"
-        return {
-            "-l select=": chunk,
-            "-l place=": f"{'free' if job.gpus else 'scatter'}:{'shared' if job.shared else 'excl'}",
-            "-l walltime=": job.walltime,
-            "-m ": "ae" if "mail_user" in job.words else None,
-        }
-
 
 def described_by(text: str) -> dict[str, str]:
     """The attributes in the output of ``qstat -f``: each is a line, and -w writes long ones on one."""
@@ -212,4 +176,45 @@ def job_script(parent: int) -> str:
     return next((word for word in words[1:] if word[:1] not in ("", "-") and os.path.isfile(word)), "")
 
 
-PBS = Pbs()
+class PbsScript(ScriptFormat):
+    """Directives of qsub: a job is a number of equal chunks."""
+
+    prefix = "#PBS "
+    templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT, "pals": "pbs-pals.pbs"}
+    default_launchers = ("pals",)
+    submit = ("qsub",)
+    chooses_nodes = True
+    counts_cores = True
+    job_id = r"(?<!\S)(\d+(\[\])?(\.\S+)?)$"
+    times = ("S", "M:S")
+    words: Mapping[str, str] = {"account": "-A ", "queue": "-q ", "mail_user": "-M ", "output": "-o "}
+
+    def directives(self, job: JobRequest) -> dict[str, str | None]:
+        named = any(self.option_name(each) == "-l select" for each in job.directives)
+        cpus = job.cpus_per_gpu if job.gpus else job.cpus_per_node
+        if cpus is None:
+            cpus, each = (1, "GPU") if job.gpus else (TEMPLATE_CPUS, "node")
+            if not named:
+                option = f"--cpus-per-{each.lower()}"
+                say(f"{option} is not set: the job requests {counted(cpus, 'core')} of each {each}")
+        if job.gpus and job.mebibytes and not named:
+            raise InputError(
+                "--memory-per-node with --gpus: in PBS each GPU is a part of the job, whose node is not known",
+                expected="the memory of each GPU",
+                fix="a --directive such as '-l select={all-gpus}:ncpus={cpus}:ngpus=1:mem=64gb'",
+            )
+        # with a number of GPUs alone, a chunk is a GPU
+        chunk = f"{job.gpus or job.nodes}:ncpus={cpus}:mpiprocs={job.ranks_per_node}"
+        if job.gpus_per_node:
+            chunk += f":ngpus={1 if job.gpus else job.gpus_per_node}"
+        if job.mebibytes:
+            chunk += f":mem={job.mebibytes}mb"
+        return {
+            "-l select=": chunk,
+            "-l place=": f"{'free' if job.gpus else 'scatter'}:{'shared' if job.shared else 'excl'}",
+            "-l walltime=": job.walltime,
+            "-m ": "ae" if "mail_user" in job.words else None,
+        }
+
+
+PBS, FORMAT = Pbs(), PbsScript()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, number
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, Requeue, number
+from dask_gpu_mpi.sites.jobscript import JobRequest, ScriptFormat
 from dask_gpu_mpi.sites.launchers import LOCAL, in_batch_script
 
 #: The number of GPUs that a step has on this node (srun(1), sbatch(1)).
@@ -30,7 +30,6 @@ class Slurm(BatchSystem):
     job_variable = "SLURM_JOB_ID"
     login_variable = "SLURM_SUBMIT_HOST"
     gpus_variable = GPUS_ON_NODE
-    always_tells_gpus = True
     cpus_variable = "SLURM_CPUS_ON_NODE"
     launcher = "srun"
     tells_mpirun = True
@@ -38,43 +37,6 @@ class Slurm(BatchSystem):
     keeps_number = True
     #: `session.on_walltime` needs the end of this job on the client's rank.
     forwarded = frozenset({_JOB_END})
-
-    prefix = "#SBATCH "
-    templates: Mapping[str, str] = {"srun": "slurm.sbatch", "mpirun": _MPIRUN, "mpiexec": _MPIRUN}
-    default_launchers = ("srun",)
-    submit = ("sbatch", "--parsable")
-    job_id = r"(\d+)(?:;.*)?"
-    times = ("M", "M:S", "D-H", "D-H:M", "D-H:M:S")
-    words: Mapping[str, str] = {
-        "account": "--account=",
-        "queue": "--partition=",
-        "qos": "--qos=",
-        "constraint": "--constraint=",
-        "mail_user": "--mail-user=",
-        "output": "--output=",
-    }
-    short: Mapping[str, str] = {"-q": "--qos"}
-    has_types = True
-    chooses_nodes = True
-    counts_cores = True
-    alike = tuple(
-        frozenset(names.split())
-        for names in (
-            "--gpus-per-node --gres --gpus -G --gpus-per-task --gpus-per-socket",
-            "--mem --mem-per-cpu --mem-per-gpu",
-            "--cpus-per-task -c --cpus-per-gpu",
-            "--requeue --no-requeue",
-            "--exclusive --oversubscribe -s",
-            "--nodes -N",
-            "--time -t",
-            "--partition -p",
-            "--account -A",
-            "--qos -q",
-            "--constraint -C",
-            "--output -o",
-            "--job-name -J",
-        )
-    )
 
     def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         job = environ.get(self.job_variable)
@@ -144,60 +106,6 @@ class Slurm(BatchSystem):
         may = job.may_restart(number(environ, "SLURM_RESTART_COUNT") or 0)
         return None if may and job.rerun(again, environ) else 75
 
-    def directives(self, job: JobRequest) -> dict[str, str | None]:
-        gpus = ":".join(filter(None, (job.gpu_type, str(job.gpus_per_node))))
-        found: dict[str, str | None] = {
-            "--nodes=": None if job.gpus else str(job.nodes),
-            "--ntasks-per-node=": str(job.ranks_per_node),
-            "--gpus-per-node=": gpus if job.gpus_per_node and not job.gpus else None,
-            "--time=": job.walltime,
-        }
-        if job.gpus:
-            # with tasks for each node, Slurm plans only as many nodes as there are tasks
-            each = str(job.cpus_per_gpu) if job.cpus_per_gpu else None
-            found |= {"--gpus=": gpus, "--ntasks-per-node=": None, "--cpus-per-gpu=": each}
-        if "mail_user" in job.words:
-            found["--mail-type="] = "END,FAIL"  # by default Slurm sends no mail
-        if job.mebibytes:
-            found["--mem="] = f"{job.mebibytes}M"
-        if job.cpus_per_node:
-            if job.cpus_per_node % job.ranks_per_node:
-                raise InputError(
-                    f"--cpus-per-node {job.cpus_per_node}: Slurm gives all ranks the same number",
-                    expected=f"a multiple of {job.ranks_per_node}, the ranks of a node",
-                    fix="another number, or one rank a node",
-                )
-            found["--cpus-per-task="] = str(job.cpus_per_node // job.ranks_per_node)
-        if job.shared:
-            found |= {"--exclusive": None, "--mem=": found.get("--mem=")}
-        for directive in job.directives:
-            self._check_gpus(directive, job)
-        return found
-
-    def option_name(self, directive: str) -> str:
-        name = super().option_name(directive)
-        is_other = name == "--gres" and "gpu" not in directive and directive != "--gres="
-        return "--gres of others" if is_other else name  # they are added to the GPUs
-
-    def _check_gpus(self, directive: str, job: JobRequest) -> None:
-        """Refuse a directive with another number of GPUs than the job is planned with."""
-        name, value = self.option_name(directive), re.split(r"[=\s]+", directive, maxsplit=1)[-1]
-        planned = dict.fromkeys(("--gpus-per-node", "--gres"), job.gpus_per_node)
-        planned |= dict.fromkeys(("--gpus", "-G"), job.nodes * job.gpus_per_node)
-        if name not in planned:
-            return
-        if name == "--gres":
-            parts = [
-                part.partition("gpu")[2].lstrip(":") for part in value.split(",") if part.startswith("gpu")
-            ]
-            value = ",".join(part if part[-1:].isdigit() else "1" for part in parts)
-        if (found := _count({name: value}, name)) not in (None, planned[name]):
-            raise InputError(
-                f"--directive {directive}: requests {counted(found or 0, 'GPU')}",
-                expected=f"{planned[name]}, by --nodes {job.nodes} --gpus-per-node {job.gpus_per_node}",
-                fix="another --gpus-per-node, with which GPUs are planned",
-            )
-
 
 def _for_mpirun(
     environ: Mapping[str, str], launcher: str, ask: Ask, *, copies: bool
@@ -248,4 +156,79 @@ def earliest(ends: Sequence[str]) -> str:
         return ""
 
 
-SLURM = Slurm()
+class SlurmScript(ScriptFormat):
+    """Directives of sbatch."""
+
+    prefix = "#SBATCH "
+    templates: Mapping[str, str] = {"srun": "slurm.sbatch", "mpirun": _MPIRUN, "mpiexec": _MPIRUN}
+    default_launchers = ("srun",)
+    submit = ("sbatch", "--parsable")
+    job_id = r"(\d+)(?:;.*)?"
+    times = ("M", "M:S", "D-H", "D-H:M", "D-H:M:S")
+    words: Mapping[str, str] = {
+        "account": "--account=",
+        "queue": "--partition=",
+        "qos": "--qos=",
+        "constraint": "--constraint=",
+        "mail_user": "--mail-user=",
+        "output": "--output=",
+    }
+    short: Mapping[str, str] = {"-q": "--qos"}
+    tells_gpus = True
+    has_types = True
+    chooses_nodes = True
+    counts_cores = True
+    alike = tuple(
+        frozenset(names.split())
+        for names in (
+            "--gpus-per-node --gres --gpus -G --gpus-per-task --gpus-per-socket",
+            "--mem --mem-per-cpu --mem-per-gpu",
+            "--cpus-per-task -c --cpus-per-gpu",
+            "--requeue --no-requeue",
+            "--exclusive --oversubscribe -s",
+            "--nodes -N",
+            "--time -t",
+            "--partition -p",
+            "--account -A",
+            "--qos -q",
+            "--constraint -C",
+            "--output -o",
+            "--job-name -J",
+        )
+    )
+
+    def directives(self, job: JobRequest) -> dict[str, str | None]:
+        gpus = ":".join(filter(None, (job.gpu_type, str(job.gpus_per_node))))
+        found: dict[str, str | None] = {
+            "--nodes=": None if job.gpus else str(job.nodes),
+            "--ntasks-per-node=": str(job.ranks_per_node),
+            "--gpus-per-node=": gpus if job.gpus_per_node and not job.gpus else None,
+            "--time=": job.walltime,
+        }
+        if job.gpus:
+            # with tasks for each node, Slurm plans only as many nodes as there are tasks
+            each = str(job.cpus_per_gpu) if job.cpus_per_gpu else None
+            found |= {"--gpus=": gpus, "--ntasks-per-node=": None, "--cpus-per-gpu=": each}
+        if "mail_user" in job.words:
+            found["--mail-type="] = "END,FAIL"  # by default Slurm sends no mail
+        if job.mebibytes:
+            found["--mem="] = f"{job.mebibytes}M"
+        if job.cpus_per_node:
+            if job.cpus_per_node % job.ranks_per_node:
+                raise InputError(
+                    f"--cpus-per-node {job.cpus_per_node}: Slurm gives all ranks the same number",
+                    expected=f"a multiple of {job.ranks_per_node}, the ranks of a node",
+                    fix="another number, or one rank a node",
+                )
+            found["--cpus-per-task="] = str(job.cpus_per_node // job.ranks_per_node)
+        if job.shared:
+            found |= {"--exclusive": None, "--mem=": found.get("--mem=")}
+        return found
+
+    def option_name(self, directive: str) -> str:
+        name = super().option_name(directive)
+        is_other = name == "--gres" and "gpu" not in directive and directive != "--gres="
+        return "--gres of others" if is_other else name  # they are added to the GPUs
+
+
+SLURM, FORMAT = Slurm(), SlurmScript()

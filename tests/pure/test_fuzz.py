@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.text import fold_names, parse_bytes, parse_memory_limit
-from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS, request
+from dask_gpu_mpi.cli.job_request import JOB_OPTIONS, request
 from dask_gpu_mpi.cli.options import read_texts, split_run
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.job.child_processes import BEFORE, _record, _restore

@@ -23,7 +23,8 @@ from dask_gpu_mpi.machine.scratch import filesystem_of
 from dask_gpu_mpi.mpi.library import SETTING, cross_check, is_mpich_before_5
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation, gpus_on_node, parse_hosts
-from dask_gpu_mpi.sites.command import Request, Starter, decide, launch_environment, parse_answer
+from dask_gpu_mpi.sites.choice import Starter, parse_answer
+from dask_gpu_mpi.sites.command import Request, decide, launch_environment
 from dask_gpu_mpi.sites.launchers import (
     BY_COMMAND,
     LAUNCHERS,

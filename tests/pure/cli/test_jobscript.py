@@ -13,11 +13,10 @@ import yaml
 from click.testing import CliRunner
 
 import dask_gpu_mpi
-from dask_gpu_mpi.cli.jobscript import request
+from dask_gpu_mpi.cli.job_request import request
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import OptionError, StartupError
-from dask_gpu_mpi.sites.batch import batch_system
-from dask_gpu_mpi.sites.jobscript import render
+from dask_gpu_mpi.sites.jobscript import format_of, render
 from support import ROOT
 from support.mocks.batch import requested, script
 from support.sites import ROWS, Row
@@ -57,9 +56,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (f"slurm {SHAPE} --mem 64", "--memory-per-node: invalid value '64' (expected a size such as 64G"),
         (f"slurm {SHAPE} --gpus-per-node a100", "invalid value 'a100' (expected a number, or TYPE:NUMBER"),
         (f"pbs {SHAPE} --gpus-per-node a100:4", "--gpus-per-node a100:4: PBS has no type there"),
-        (f"slurm {SHAPE} --directive=--gres=gpu:a100:2", "requests 2 GPUs (expected 4, by --nodes 2 --gpus-per-node 4)"),
-        (f"slurm {SHAPE} --directive=--gpus=4", "--directive --gpus=4: requests 4 GPUs (expected 8"),
-        (f"slurm {SHAPE} --directive=--gres=gpu", "--directive --gres=gpu: requests 1 GPU (expected 4"),
         (f"slurm {SHAPE} --shared", "--shared: the cores of the job are missing. Fix: add --cpus-per-node"),
         (f"slurm {SHAPE} --shared --cpus-per-node 5 --ranks-per-node 2", "gives all ranks the same number (expected a multiple"),
         (f"flux {SHAPE} --mem 64G", "--memory-per-node: Flux allocates no memory"),
@@ -116,7 +112,7 @@ def test_refused(words: str, message: str) -> None:
     ],
 )  # fmt: skip
 def test_walltime_as_the_batch_system_has_it(system: str, texts: dict[str, int | None]) -> None:
-    assert {text: batch_system(system).seconds(text) for text in texts} == texts
+    assert {text: format_of(system).seconds(text) for text in texts} == texts
 
 
 def test_what_is_not_refused() -> None:
@@ -235,7 +231,7 @@ def test_script_has_the_lines_that_the_page_of_the_site_requires(row: Row) -> No
     assert set(required) <= set(found)
     assert [line for line in found if line not in required and forbidden and line.startswith(forbidden)] == []
     # no option is there twice
-    names = [batch_system(row.system).option_name(line) for line in found]
+    names = [format_of(row.system).option_name(line) for line in found]
     assert sorted(names) == sorted(set(names))
 
 

@@ -68,7 +68,7 @@ def test_one_node_needs_neither_a_launcher_nor_an_mpi_library(
         raise AssertionError("the MPI library is not needed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dask_gpu_mpi.sites.command.ask_library", ask)
+        patch.setattr("dask_gpu_mpi.sites.choice.ask_library", ask)
         patch.setenv("PATH", "/gone")
         for given in ((), ("--launcher", "auto"), ("--hosts", "localhost"), ("--profile", "perf record")):
             found = dry("-n2", *given, "my.py")

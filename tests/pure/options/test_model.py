@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import dask_gpu_mpi
-from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS
+from dask_gpu_mpi.cli.job_request import JOB_OPTIONS
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.resolve import resolve

@@ -11,7 +11,7 @@ import pytest
 
 from dask_gpu_mpi.errors import LauncherError, MpiMissingError
 from dask_gpu_mpi.sites.batch import Allocation
-from dask_gpu_mpi.sites.command import ask_library, choose_launcher, parse_answer
+from dask_gpu_mpi.sites.choice import ask_library, choose_launcher, parse_answer
 from dask_gpu_mpi.sites.launchers import family_of
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11, package: ...", "MPICH Version:      5.0.2"

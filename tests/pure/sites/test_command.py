@@ -14,13 +14,13 @@ import pytest
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.batch import Allocation
+from dask_gpu_mpi.sites.choice import Starter
 from dask_gpu_mpi.sites.command import (
     STAGE,
     START,
     Launch,
     Request,
     Stage,
-    Starter,
     as_text,
     decide,
     library_command,

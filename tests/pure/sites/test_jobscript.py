@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -14,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.options.resolve import resolve
-from dask_gpu_mpi.sites.batch import SYSTEMS, JobRequest, batch_system
-from dask_gpu_mpi.sites.jobscript import SCRIPTED, render, template
+from dask_gpu_mpi.sites.batch import SYSTEMS
+from dask_gpu_mpi.sites.jobscript import SCRIPTED, JobRequest, format_of, render, template
 from support.jobs.processes import run_python
 from support.mocks.batch import ENVIRON, FakeBatch, directives, requested, script
 
-LAUNCHERS = [(system, launcher) for system in SCRIPTED for launcher in batch_system(system).templates]
+LAUNCHERS = [(system, launcher) for system in SCRIPTED for launcher in format_of(system).templates]
 SHAPE = "--nodes 2 --gpus-per-node 4 --time 01:30:10"
 HOSTILE = 'it\'s "$(touch gone)" `touch gone` \\ $HOME; * ~ ! #\t\r\n#SBATCH --nodes=99\n#PBS -q evil\n\x1b é \udcff'
 
@@ -34,14 +35,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_systems_with_templates() -> None:
-    assert tuple(name for name in SYSTEMS if batch_system(name).templates) == SCRIPTED
+    modules = {name: importlib.import_module(f"dask_gpu_mpi.sites.{name}") for name in SYSTEMS}
+    assert tuple(name for name, module in modules.items() if hasattr(module, "FORMAT")) == SCRIPTED
 
 
 @pytest.mark.parametrize(("system", "launcher"), LAUNCHERS)
 def test_script_is_the_template_but_for_directives_and_settings(system: str, launcher: str) -> None:
     made = script(f"{system} {SHAPE} --launcher {launcher}")
-    text = template(batch_system(system).templates[launcher])
-    prefix = batch_system(system).prefix
+    text = template(format_of(system).templates[launcher])
+    prefix = format_of(system).prefix
     expected = {
         "# 2 nodes, 4 GPUs and 1 rank on each. Made by dask-gpu-mpi jobscript.",
         "program=(my.py)",
@@ -199,7 +201,7 @@ def test_hostile_values_arrive_unchanged(
         assert ran.rows[-1]["env"]["SETUP_RAN"] == "yes"
         assert {path.name for path in set(batch.directory.iterdir()) - before} == {"record"}
         # nothing that a batch system takes for a directive of its own
-        prefix = batch_system(system).prefix
+        prefix = format_of(system).prefix
         assert render(job).count(f"\n{prefix}") == len(directives(render(job), prefix))
         assert "\r" not in render(job)  # sbatch refuses scripts with line breaks of DOS
 

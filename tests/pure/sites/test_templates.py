@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.sites.batch import batch_system
-from dask_gpu_mpi.sites.jobscript import SCRIPTED, template
+from dask_gpu_mpi.sites.jobscript import SCRIPTED, format_of, template
 from support import ROOT
 from support.mocks.batch import ENVIRON, MPICH, FakeBatch, Ran
 
@@ -20,7 +19,7 @@ each_template = pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path
 
 
 def system_of(path: Path) -> str:
-    return next(system for system in SCRIPTED if path.name in batch_system(system).templates.values())
+    return next(system for system in SCRIPTED if path.name in format_of(system).templates.values())
 
 
 def run_template(batch: FakeBatch, name: str, *args: str, **env: str) -> Ran:
@@ -30,7 +29,7 @@ def run_template(batch: FakeBatch, name: str, *args: str, **env: str) -> Ran:
 
 def test_every_template_has_its_launcher_and_is_in_the_package() -> None:
     assert {path.name for path in TEMPLATES} == {
-        name for system in SCRIPTED for name in batch_system(system).templates.values()
+        name for system in SCRIPTED for name in format_of(system).templates.values()
     }
     for path in TEMPLATES:
         assert template(path.name) == path.read_text()

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dask_gpu_mpi.sites.batch import batch_system
 from dask_gpu_mpi.sites.command import START
-from dask_gpu_mpi.sites.jobscript import SCRIPTED
+from dask_gpu_mpi.sites.jobscript import SCRIPTED, format_of
 from support.mocks.inputs import command
 
 __all__ = ["ENVIRON", "MPICH", "OPEN_MPI", "FakeBatch", "Ran", "directives", "requested", "script"]
@@ -100,7 +99,7 @@ def script(words: str, *, program: Sequence[str] = ("my.py",), rc: int = 0) -> s
 def requested(words: str) -> list[str]:
     """The directives of that script."""
     text = script(words)
-    prefixes = [batch_system(name).prefix for name in SCRIPTED]
+    prefixes = [format_of(name).prefix for name in SCRIPTED]
     return next(found for prefix in prefixes if (found := directives(text, prefix)))
 
 

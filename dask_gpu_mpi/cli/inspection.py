@@ -1,25 +1,35 @@
-"""The command ``plan``: the workers and their GPUs, in this allocation or in a hypothetical one."""
+"""The commands that inspect: an allocation, before its job (``plan``, ``check``), or a running cluster (``top``).
+
+Their work is done in `dask_gpu_mpi.plan`, `dask_gpu_mpi.check` and `dask_gpu_mpi.cli.live_view`, which are imported when needed.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+import sys
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.text import is_terminal, show
 from dask_gpu_mpi.cli.options import (
     TOPICS,
     HelpCommand,
+    RunCommand,
     click_options,
     fail,
     is_given,
     read_texts,
+    split_run,
     write_file,
 )
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.plan.nodes import display
+
+if TYPE_CHECKING:
+    from dask_gpu_mpi.check.report import Report
 
 # fmt: off
 #: The shape of a hypothetical allocation, and the output.
@@ -128,3 +138,77 @@ def _memory(text: str | None) -> int:
         return NODE_MEMORY if text is None else parse_bytes(text)
     except ValueError as error:
         raise InputError(f"command line: --memory-per-node {text!r}: {error}") from None
+
+
+@click.command(
+    cls=RunCommand,
+    short=("kernel", "expect_gpus", "as_json", "local_directory"),
+    examples=("mpirun -np 4 dask-gpu-mpi check analysis.py", "dask-gpu-mpi launch check --expect-gpus 4"),
+    short_help="Check whether a job would work in this allocation.",
+)
+@click.option("--kernel/--no-kernel", default=True, show_default=True, help="Run a CUDA kernel on each GPU.")
+@click.option(
+    "--expect-gpus",
+    type=click.IntRange(min=0),
+    metavar="G",
+    help="GPUs expected on each node; without it, as many as Slurm has allocated (SLURM_GPUS_ON_NODE).",
+)
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON instead of a table.")
+def check(
+    kernel: bool, expect_gpus: int | None, as_json: bool, program: tuple[str, ...], **given: Any
+) -> None:
+    """Check whether a job in this allocation would work: start its cluster, run small tasks on its workers, end it.
+
+    Give it the arguments that the job will have after `run`. SCRIPT is ignored. Takes as long as the start, and at most 15
+    seconds more; then ends with code 1 if something is wrong (red), else 0.
+    """
+    from dask_gpu_mpi.check.report import as_data
+    from dask_gpu_mpi.check.report import display as display_report
+    from dask_gpu_mpi.check.run import run_check
+
+    def print_report(report: Report) -> None:
+        if as_json:
+            click.echo(json.dumps(as_data(report), indent=1))
+        else:
+            show(display_report(report, terminal=is_terminal()))
+
+    given, _ = split_run(given, program)
+    try:
+        code = run_check(lambda: read_texts(given), kernel=kernel, show=print_report, expect_gpus=expect_gpus)
+    except DaskGpuMpiError as error:
+        report_error(error)
+        # 2 is for options that can't be used; all else is a finding
+        code = 1 if isinstance(error, InputError) and not isinstance(error, OptionError) else error.exit_code
+    sys.exit(code)
+
+
+@click.command(
+    cls=HelpCommand,
+    examples=("dask-gpu-mpi top --scheduler-file FILE", "dask-gpu-mpi top --scheduler-file FILE --json"),
+    short_help="Show GPUs, workers and tasks of a running cluster.",
+)
+@click.option(
+    "--scheduler-file", metavar="FILE", help="The scheduler file of the cluster. Default: this job's cluster."
+)
+@click.option("--once", is_flag=True, help="Print one table, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and end.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.5, max=3600),
+    default=2.0,
+    show_default=True,
+    help="Seconds between updates.",
+)
+def top(scheduler_file: str | None, once: bool, as_json: bool, interval: float) -> None:
+    """Show the GPUs, workers and tasks of a running cluster, live. Starts nothing; needs no MPI.
+
+    Keys: q quits. s sorts by the next column, r reverses. n and N show only the next or previous node. f folds each node into
+    one row. The arrows, or j and k, scroll.
+    """
+    from dask_gpu_mpi.cli.live_view import run_top
+
+    try:
+        code = run_top(scheduler_file, once=once, as_json=as_json, interval=interval)
+    except DaskGpuMpiError as error:
+        fail(error)
+    sys.exit(code)
