@@ -1,6 +1,6 @@
 """All that is requested of NVIDIA's software: the GPUs that NVML lists, ``CUDA_VISIBLE_DEVICES``, and CUDA contexts.
 
-The other modules know GPUs by `machine.gpus` alone. Another vendor would have a module with the same public names.
+The other modules know GPUs by `machine.Gpu` alone. Another vendor would have a module with the same public names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.machine.gpus import Gpu, nearest_ports
+from dask_gpu_mpi.machine import Gpu, nearest_ports
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.options.model import Options

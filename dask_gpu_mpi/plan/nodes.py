@@ -23,7 +23,7 @@ from dask_gpu_mpi.base.text import (
     table,
     widths_of,
 )
-from dask_gpu_mpi.machine.gpus import Gpu, near
+from dask_gpu_mpi.machine import Gpu, near
 from dask_gpu_mpi.plan import HostPlan, Plan, WorkerPlan
 
 if TYPE_CHECKING:
