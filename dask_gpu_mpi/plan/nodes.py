@@ -10,7 +10,6 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from dask_gpu_mpi.base.text import (
-    MANY_NODES,
     counted,
     fold_names,
     fold_numbers,
@@ -108,6 +107,8 @@ def cores_of(worker: WorkerPlan) -> str:
     return _near(worker.cpus, worker.numa, worker.nics)
 
 
+#: Up to so many nodes have an entry each; of more, those that look alike share one.
+MANY_NODES = 16
 HEADER = ("worker", "rank", "device", "threads", "memory", "cores")
 #: Those of them that are numbers.
 NUMBERS = ("rank", "threads", "memory")

@@ -22,11 +22,12 @@ from bokeh.embed import components
 from bokeh.palettes import Category10, Category20, Viridis256
 from bokeh.plotting import figure
 from bokeh.resources import Resources
+from dask.utils import natural_sort_key
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from dask_gpu_mpi.base.files import replace
-from dask_gpu_mpi.base.text import fold_names, format_bytes, natural, one_line
+from dask_gpu_mpi.base.text import fold_names, format_bytes, one_line
 from dask_gpu_mpi.base.versions import documentation
 from dask_gpu_mpi.machine.nvidia import SLOWED
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
@@ -209,7 +210,7 @@ def _tasks(tasks: Mapping[str, Any]) -> dict[str, Any]:
     lanes = tasks["lanes"]
     several = {worker for worker, thread in lanes if thread}
     labels = [f"{worker} thread {thread}" if worker in several else worker for worker, thread in lanes]
-    order = sorted(range(len(lanes)), key=lambda lane: (natural(lanes[lane][0]), lanes[lane][1]))
+    order = sorted(range(len(lanes)), key=lambda lane: (natural_sort_key(lanes[lane][0]), lanes[lane][1]))
     figure = bars(
         "task stream",
         [labels[lane] for lane in order],
@@ -315,7 +316,7 @@ def _gpu_name(worker: str, place: int) -> str:
 
 def _workers(record: Mapping[str, Any]) -> list[Any]:
     """The workers for the tables, in the order of their names."""
-    return sorted(record["workers"], key=lambda worker: natural(worker["name"]))[:MOST_ROWS]
+    return sorted(record["workers"], key=lambda worker: natural_sort_key(worker["name"]))[:MOST_ROWS]
 
 
 def _linked(text: str) -> Markup:
@@ -381,7 +382,7 @@ def over_time(
     high: float | None = None,
 ) -> Any:
     """A quantity of each worker over time: lines, or for many workers a heat map; `high` is the end of the scale."""
-    names = sorted(rows, key=natural)
+    names = sorted(rows, key=natural_sort_key)
     values = np.array([rows[name] for name in names], dtype=float)
     if high is None:
         high = float(np.nanmax(values)) if np.isfinite(values).any() else 1.0
@@ -397,7 +398,7 @@ def over_time(
 
 def matrix(title: str, cells: Mapping[tuple[str, str], float], form: str) -> Any:
     """Senders from left to right, receivers from top to bottom."""
-    names = sorted({name for pair in cells for name in pair}, key=natural)
+    names = sorted({name for pair in cells for name in pair}, key=natural_sort_key)
     place = {name: number for number, name in enumerate(names)}
     size = len(names)
     values = np.full((size, size), np.nan)

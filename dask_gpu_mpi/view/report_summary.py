@@ -9,7 +9,9 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dask_gpu_mpi.base.text import counted, format_bytes, natural
+from dask.utils import natural_sort_key
+
+from dask_gpu_mpi.base.text import counted, format_bytes
 from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, reasons_of
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
 
@@ -106,7 +108,7 @@ def _usage(data: Data) -> dict[str, Any]:
     kinds = {str(worker["name"]): worker["kind"] for worker in data["plan"]["workers"]}
     workers = [
         {**_shares(worker, record, begin, seconds), "kind": kinds.get(worker["name"], "cpu")}
-        for worker in sorted(record["workers"], key=lambda worker: natural(worker["name"]))
+        for worker in sorted(record["workers"], key=lambda worker: natural_sort_key(worker["name"]))
     ]
     # in a job with GPUs, the question is not about CPU workers
     kind = "gpu" if any(worker["kind"] == "gpu" for worker in workers) else "cpu"
