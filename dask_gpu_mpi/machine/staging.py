@@ -1,7 +1,7 @@
 """``launch --stage``: the nodes get a copy of an environment, so that ranks open no files of a shared file system.
 
 `launch` inspects the archive (`find_stage`) and starts one process on each node (`main`). This process reads the archive once. It
-pipes what it reads into the programs that unpack it. The SHA-256 comes by the command line, and nothing of the copy is run before
+pipes what it reads into the program that unpacks it. The SHA-256 comes by the command line, and nothing of the copy is run before
 it is compared. A marker, written last, makes a copy complete. At the end another process on each node removes the copy.
 """
 
@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import IO
 
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.files import UntrustedFileError, read_trusted, remove, replace
@@ -193,28 +192,26 @@ def _unpack(wanted: Stage) -> None:
     parts = _read(wanted)
     first = next(parts, b"")
     archive = itertools.chain([first], parts)
-    with tempfile.TemporaryFile() as log:
-        if first[:4] == SQUASHFS:  # unsquashfs can't read a pipe
-            _find("unsquashfs")
-            with open(image, "xb") as file:
-                file.writelines(archive)
-            line = ["unsquashfs", "-no-progress", "-no-xattrs", "-d", unpacked, image]
-            code = _pipe((), [line], log)
-            os.unlink(image)
-        else:
-            # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
-            line = ["tar", "-x", "--no-same-owner", "-C", unpacked, "-f", "-"]
-            program = next((each for magic, each in PROGRAMS.items() if first[: len(magic)] == magic), "")
-            for each in filter(None, ("tar", program)):
-                _find(each)
-            os.mkdir(unpacked)
-            code = _pipe(archive, [[program, "-dc"], line] if program else [line], log)
-        lines = os.pread(log.fileno(), RECORD, 0).decode(errors="replace").strip().split("\n")
+    if first[:4] == SQUASHFS:  # unsquashfs can't read a pipe
+        _find("unsquashfs")
+        with open(image, "xb") as file:
+            file.writelines(archive)
+        code, log = _feed(["unsquashfs", "-no-progress", "-no-xattrs", "-d", unpacked, image], ())
+        os.unlink(image)
+    else:
+        # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
+        line = ["tar", "-x", "--no-same-owner", "-C", unpacked, "-f", "-"]
+        _find("tar")
+        if program := next((each for magic, each in PROGRAMS.items() if first[: len(magic)] == magic), ""):
+            _find(program)
+            line.append(f"--use-compress-program={program}")
+        os.mkdir(unpacked)
+        code, log = _feed(line, archive)
     if code:
         status = os.statvfs(wanted.folder)
         left = format_bytes(status.f_bavail * status.f_frsize)
         raise InputError(
-            f"it can't be unpacked, and {left} are left there: {lines[0] or 'no message'}",
+            f"it can't be unpacked, and {left} are left there: {log or 'no message'}",
             fix="an archive that `tar -t` can read, and a local directory with more space (--local-directory)",
         )
     for _ in parts:  # tar may end before its input does, and the SHA-256 is that of all
@@ -268,24 +265,21 @@ def _find(program: str) -> None:
         raise InputError(f"command {program} not found in PATH", fix=f"install {program}, or pack a .tar.gz")
 
 
-def _pipe(parts: Iterable[memoryview | bytes], lines: Sequence[Sequence[str]], log: IO[bytes]) -> int:
-    """Write into the first of these programs, each of which writes into the next one; return the first exit code but 0."""
-    die, programs = partial(die_with_parent, os.getpid()), list[subprocess.Popen[bytes]]()
-    stdout: IO[bytes] | int = subprocess.DEVNULL
-    for line in reversed(lines):
-        program = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=stdout, stderr=log, preexec_fn=die)
-        if not isinstance(stdout, int):
-            stdout.close()
+def _feed(line: Sequence[str], parts: Iterable[memoryview | bytes]) -> tuple[int, str]:
+    """Run a program that reads these bytes, which may end before it has read all; its exit code and its first message."""
+    die = partial(die_with_parent, os.getpid())
+    with tempfile.TemporaryFile() as log:
+        program = subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log, preexec_fn=die
+        )
         assert program.stdin is not None
-        programs.append(program)
-        stdout = program.stdin
-    assert not isinstance(stdout, int)
-    try:
-        with contextlib.suppress(BrokenPipeError), stdout as first:
-            first.writelines(parts)
-    finally:
-        codes = [program.wait() for program in programs]
-    return next(filter(None, codes), 0)
+        try:
+            with contextlib.suppress(BrokenPipeError), program.stdin as pipe:
+                pipe.writelines(parts)
+        finally:
+            code = program.wait()
+        messages = os.pread(log.fileno(), RECORD, 0).decode(errors="replace").strip()
+    return code, messages.partition("\n")[0]
 
 
 def _run(line: Sequence[str], fix: str) -> str:
