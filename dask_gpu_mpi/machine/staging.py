@@ -39,6 +39,8 @@ from dask_gpu_mpi.sites.batch import run_command
 from dask_gpu_mpi.sites.command import LIBRARY_PROGRAM, Stage, parse_answer
 from dask_gpu_mpi.sites.launchers import library_name, scrub
 
+Bytes = memoryview | bytes
+
 #: Bytes of a read.
 CHUNK = 1 << 23
 #: Bytes of a program's messages that are read.
@@ -188,36 +190,50 @@ def _read_marker(path: str) -> str:
 
 def _unpack(wanted: Stage) -> None:
     """Unpack the archive while it is read."""
-    unpacked, image = (os.path.join(wanted.folder, name) for name in ("unpacked", "image"))
     parts = _read(wanted)
     first = next(parts, b"")
-    archive = itertools.chain([first], parts)
-    if first[:4] == SQUASHFS:  # unsquashfs can't read a pipe
-        _find("unsquashfs")
-        with open(image, "xb") as file:
-            file.writelines(archive)
-        code, log = _feed(["unsquashfs", "-no-progress", "-no-xattrs", "-d", unpacked, image], ())
-        os.unlink(image)
-    else:
-        # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
-        line = ["tar", "-x", "--no-same-owner", "-C", unpacked, "-f", "-"]
-        _find("tar")
-        if program := next((each for magic, each in PROGRAMS.items() if first[: len(magic)] == magic), ""):
-            _find(program)
-            line.append(f"--use-compress-program={program}")
-        os.mkdir(unpacked)
-        code, log = _feed(line, archive)
+    unpack = _unpack_image if first[:4] == SQUASHFS else _unpack_tar
+    code, message = unpack(wanted.folder, first, itertools.chain([first], parts))
     if code:
         status = os.statvfs(wanted.folder)
         left = format_bytes(status.f_bavail * status.f_frsize)
         raise InputError(
-            f"it can't be unpacked, and {left} are left there: {log or 'no message'}",
+            f"it can't be unpacked, and {left} are left there: {message or 'no message'}",
             fix="an archive that `tar -t` can read, and a local directory with more space (--local-directory)",
         )
     for _ in parts:  # tar may end before its input does, and the SHA-256 is that of all
         pass
     # nothing can be renamed in, or removed from, a folder that its owner may not write
     _run(["chmod", "-R", "u+rwX", wanted.folder], "pack it again")
+
+
+def _unpack_image(folder: str, _: Bytes, archive: Iterable[Bytes]) -> tuple[int, str]:
+    """Unpack a SquashFS image, of which unsquashfs needs a file; its exit code and first message."""
+    _find("unsquashfs")
+    image = os.path.join(folder, "image")
+    with open(image, "xb") as file:
+        file.writelines(archive)
+    line = ["unsquashfs", "-no-progress", "-no-xattrs", "-d", _unpacked(folder), image]
+    ended = _feed(line, ())
+    os.unlink(image)
+    return ended
+
+
+def _unpack_tar(folder: str, first: Bytes, archive: Iterable[Bytes]) -> tuple[int, str]:
+    """Unpack a tar file, which its first bytes may show to be compressed; tar's exit code and first message."""
+    # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
+    line = ["tar", "-x", "--no-same-owner", "-C", _unpacked(folder), "-f", "-"]
+    _find("tar")
+    if program := next((each for magic, each in PROGRAMS.items() if first[: len(magic)] == magic), ""):
+        _find(program)
+        line.append(f"--use-compress-program={program}")
+    os.mkdir(_unpacked(folder))
+    return _feed(line, archive)
+
+
+def _unpacked(folder: str) -> str:
+    """The place of the archive's files, until they are complete."""
+    return os.path.join(folder, "unpacked")
 
 
 def _read(wanted: Stage) -> Iterator[memoryview]:
@@ -243,7 +259,7 @@ def _read(wanted: Stage) -> Iterator[memoryview]:
 
 def _complete(wanted: Stage, library: str) -> None:
     """Move the environment to its place, and test it."""
-    unpacked, place = os.path.join(wanted.folder, "unpacked"), os.path.dirname(wanted.bin)
+    unpacked, place = _unpacked(wanted.folder), os.path.dirname(wanted.bin)
     names = os.listdir(unpacked)
     if "bin" not in names and len(names) == 1:
         unpacked = os.path.join(unpacked, names[0])
@@ -265,7 +281,7 @@ def _find(program: str) -> None:
         raise InputError(f"command {program} not found in PATH", fix=f"install {program}, or pack a .tar.gz")
 
 
-def _feed(line: Sequence[str], parts: Iterable[memoryview | bytes]) -> tuple[int, str]:
+def _feed(line: Sequence[str], parts: Iterable[Bytes]) -> tuple[int, str]:
     """Run a program that reads these bytes, which may end before it has read all; its exit code and its first message."""
     die = partial(die_with_parent, os.getpid())
     with tempfile.TemporaryFile() as log:
