@@ -33,8 +33,8 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import FAILED_GRACE, FLUSH, KILLING, RANK_PATIENCE, closing_slack
 from dask_gpu_mpi.errors import InputError, Problem, StartupError
+from dask_gpu_mpi.machine import Gpu
 from dask_gpu_mpi.machine.gpu_probe import Look, nvml_grace
-from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvidia import closing_time
 from dask_gpu_mpi.machine.scratch import exposed_fix, exposed_folder, exposed_text

@@ -1,5 +1,8 @@
 """Reading and writing files so that no other user can lead us elsewhere by a planted link, pipe or file.
 
+`read_trusted`, `open_to_append`, `replace` and `remove` are for all modules that have files in folders which others may write.
+They find their file by `located`.
+
 A log in a folder that others may write would otherwise be appended to the file of ours to which a link there leads. The kernel
 has rules against that (``fs.protected_symlinks``), but only for folders with the sticky bit, and a site may have disabled them.
 """
@@ -32,167 +35,6 @@ class PlantedError(OSError):
 
 class UntrustedFileError(Exception):
     """Another user may have written the file; the message has the reason and the fix."""
-
-
-# The owner of a file or folder, and others who may write it.
-
-
-def is_ours(status: os.stat_result) -> bool:
-    """Whether it belongs to this user or to root."""
-    return status.st_uid in (0, os.geteuid())
-
-
-def others_may_write(file: int | Path) -> bool:
-    """Whether the mode or an ACL lets anybody write but the owner, and a group with this user as its only member.
-
-    `file`: a descriptor or a path.
-    """
-    status = os.stat(file)
-    if status.st_mode & stat.S_IWOTH:
-        return True
-    # with an ACL the bits of the group are the mask of all its entries (acl(5))
-    return bool(status.st_mode & stat.S_IWGRP) and not (_is_own_group(status.st_gid) and not _has_acl(file))
-
-
-def unmapped_root() -> int | None:
-    """The owner that root's files seem to have in a container without root (user_namespaces(7)); None: there is a root."""
-    try:
-        with open("/proc/self/uid_map", encoding="ascii") as file:
-            if any(int(line.split()[0]) == 0 for line in file):
-                return None
-        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-@functools.cache  # a site's list of accounts may be long, and come over the network
-def _is_own_group(gid: int) -> bool:
-    """Whether it is the group that many systems make for each user, with the user's name and no other member."""
-    uid = os.geteuid()
-    try:
-        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
-    except KeyError:
-        return False
-    if (group.gr_gid, group.gr_name) != (user.pw_gid, user.pw_name) or set(group.gr_mem) - {user.pw_name}:
-        return False
-    accounts = pwd.getpwall()
-    if all(account.pw_uid != uid for account in accounts):
-        return uid == gid  # a directory that lists no accounts (sssd): by the convention of such groups
-    return all(account.pw_uid == uid for account in accounts if account.pw_gid == gid)
-
-
-def _has_acl(file: int | Path) -> bool:
-    # by path, since a descriptor of O_PATH has no attributes
-    path = f"/proc/self/fd/{file}" if isinstance(file, int) else file
-    try:
-        return bool(os.getxattr(path, "system.posix_acl_access"))
-    except OSError:
-        return False
-
-
-def _name_of(descriptor: int) -> str:
-    """The path of an open file or folder."""
-    return os.readlink(f"/proc/self/fd/{descriptor}")
-
-
-# Paths. One folder is opened after the other, so that a folder that has been checked can't be exchanged.
-
-
-@contextlib.contextmanager
-def located(
-    path: Path, *, make: bool = False, follow: bool = True, check: Callable[[int], None] | None = None
-) -> Iterator[tuple[int, str]]:
-    """A descriptor of the folder of a path, and the name of the file in it, which may be missing.
-
-    A symbolic link is followed if it belongs to this user or root, or if only the link's owner may write its folder; otherwise
-    this raises a PlantedError. `make`: missing folders. `follow`: a link with that name itself. `check` is called with the
-    folder of the file, and of each such link.
-    """
-    try:
-        folder, name = _walk(os.fspath(path), make, follow, check)
-    except OSError as error:
-        error.filename = os.fspath(path)
-        raise
-    try:
-        yield folder, name
-    finally:
-        os.close(folder)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder and missing ones around it; raises as `located`."""
-    try:
-        with located(os.path.join(path, "file"), make=True, follow=False):
-            pass
-    except OSError as error:
-        error.filename = os.fspath(path)
-        raise
-
-
-def _walk(path: str, make: bool, follow: bool, check: Callable[[int], None] | None) -> tuple[int, str]:
-    # no abspath: the working directory may have been deleted, and ".." of a link is another folder
-    rest = _names(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
-    folder, links = os.open("/", _FOLDER), 0
-    try:
-        while rest:
-            name = rest.pop()
-            if not rest and check is not None:
-                check(folder)
-            target = _link_target(folder, name) if rest or follow else None
-            if target is not None:
-                links += 1
-                if links > MOST_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                rest += _names(target)
-                inner = os.open("/", _FOLDER) if target.startswith("/") else os.dup(folder)
-            elif rest:
-                inner = _enter(folder, name, make)
-            else:
-                return folder, name
-            os.close(folder)
-            folder = inner
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    except BaseException:
-        os.close(folder)
-        raise
-
-
-def _names(path: str) -> list[str]:
-    """The parts of a path, the last first."""
-    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
-
-
-def _enter(folder: int, name: str, make: bool) -> int:
-    """A descriptor of a folder in a folder."""
-    try:
-        return os.open(name, _FOLDER, dir_fd=folder)
-    except FileNotFoundError:
-        if not make:
-            raise
-        with contextlib.suppress(FileExistsError):  # another rank was faster
-            os.mkdir(name, 0o755, dir_fd=folder)
-        return os.open(name, _FOLDER, dir_fd=folder)
-
-
-def _link_target(folder: int, name: str) -> str | None:
-    """The target of the link with this name; None: there is none. Raises a PlantedError if another user may have made it."""
-    try:
-        link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    except FileNotFoundError:
-        return None
-    try:
-        status = os.fstat(link)
-        if not stat.S_ISLNK(status.st_mode):
-            return None
-        if not is_ours(status) and (status.st_uid != os.fstat(folder).st_uid or others_may_write(folder)):
-            raise PlantedError(
-                errno.ELOOP,
-                f"the symbolic link {os.path.join(_name_of(folder), name)!r} belongs to another user (uid {status.st_uid})",
-            )
-        return os.readlink("", dir_fd=link)
-    finally:
-        os.close(link)
 
 
 # Reading.
@@ -330,3 +172,167 @@ def remove(path: Path) -> None:
     """Remove a file, if it is there."""
     with contextlib.suppress(FileNotFoundError), located(path, follow=False) as (folder, name):
         os.unlink(name, dir_fd=folder)
+
+
+# Paths. One folder is opened after the other, so that a folder that has been checked can't be exchanged.
+
+
+@contextlib.contextmanager
+def located(
+    path: Path, *, make: bool = False, follow: bool = True, check: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, str]]:
+    """A descriptor of the folder of a path, and the name of the file in it, which may be missing.
+
+    A symbolic link is followed if it belongs to this user or root, or if only the link's owner may write its folder; otherwise
+    this raises a PlantedError. `make`: missing folders. `follow`: a link with that name itself. `check` is called with the
+    folder of the file, and of each such link.
+    """
+    try:
+        folder, name = _walk(os.fspath(path), make, follow, check)
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
+    try:
+        yield folder, name
+    finally:
+        os.close(folder)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and missing ones around it; raises as `located`."""
+    try:
+        with located(os.path.join(path, "file"), make=True, follow=False):
+            pass
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
+
+
+def _walk(path: str, make: bool, follow: bool, check: Callable[[int], None] | None) -> tuple[int, str]:
+    """As `located`: open one folder of the path after the other, and replace each link by the parts of its target."""
+    # no abspath: the working directory may have been deleted, and ".." of a link is another folder
+    rest = _names(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
+    folder, links = os.open("/", _FOLDER), 0
+    try:
+        while rest:
+            name = rest.pop()
+            is_file = not rest
+            if is_file and check is not None:
+                check(folder)
+            target = _link_target(folder, name) if follow or not is_file else None
+            if target is None and is_file:
+                return folder, name
+            if target is None:
+                inner = _enter(folder, name, make)
+            else:
+                links += 1
+                if links > MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                rest += _names(target)
+                inner = os.open("/", _FOLDER) if target.startswith("/") else os.dup(folder)
+            os.close(folder)
+            folder = inner
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except BaseException:
+        os.close(folder)
+        raise
+
+
+def _names(path: str) -> list[str]:
+    """The parts of a path, the last first."""
+    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+
+
+def _enter(folder: int, name: str, make: bool) -> int:
+    """A descriptor of a folder in a folder; `make`: make it if it is missing."""
+    try:
+        return os.open(name, _FOLDER, dir_fd=folder)
+    except FileNotFoundError:
+        if not make:
+            raise
+        with contextlib.suppress(FileExistsError):  # another rank was faster
+            os.mkdir(name, 0o755, dir_fd=folder)
+        return os.open(name, _FOLDER, dir_fd=folder)
+
+
+def _link_target(folder: int, name: str) -> str | None:
+    """The target of the link with this name; None: there is none. Raises a PlantedError if another user may have made it."""
+    try:
+        link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(link)
+        if not stat.S_ISLNK(status.st_mode):
+            return None
+        if not is_ours(status) and (status.st_uid != os.fstat(folder).st_uid or others_may_write(folder)):
+            raise PlantedError(
+                errno.ELOOP,
+                f"the symbolic link {os.path.join(_name_of(folder), name)!r} belongs to another user (uid {status.st_uid})",
+            )
+        return os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
+
+
+def _name_of(descriptor: int) -> str:
+    """The path of an open file or folder."""
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+# The owner of a file or folder, and others who may write it.
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Whether it belongs to this user or to root."""
+    return status.st_uid in (0, os.geteuid())
+
+
+def others_may_write(file: int | Path) -> bool:
+    """Whether the mode or an ACL lets anybody write but the owner, and a group with this user as its only member.
+
+    `file`: a descriptor or a path.
+    """
+    status = os.stat(file)
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    # with an ACL the bits of the group are the mask of all its entries (acl(5))
+    return bool(status.st_mode & stat.S_IWGRP) and not (_is_own_group(status.st_gid) and not _has_acl(file))
+
+
+def unmapped_root() -> int | None:
+    """The owner that root's files seem to have in a container without root (user_namespaces(7)); None: there is a root."""
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            if any(int(line.split()[0]) == 0 for line in file):
+                return None
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+@functools.cache  # a site's list of accounts may be long, and come over the network
+def _is_own_group(gid: int) -> bool:
+    """Whether it is the group that many systems make for each user, with the user's name and no other member."""
+    uid = os.geteuid()
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    if (group.gr_gid, group.gr_name) != (user.pw_gid, user.pw_name) or set(group.gr_mem) - {user.pw_name}:
+        return False
+    accounts = pwd.getpwall()
+    if all(account.pw_uid != uid for account in accounts):
+        return uid == gid  # a directory that lists no accounts (sssd): by the convention of such groups
+    return all(account.pw_uid == uid for account in accounts if account.pw_gid == gid)
+
+
+def _has_acl(file: int | Path) -> bool:
+    """Whether there are rights of other users or groups than the mode has."""
+    # by path, since a descriptor of O_PATH has no attributes
+    path = f"/proc/self/fd/{file}" if isinstance(file, int) else file
+    try:
+        return bool(os.getxattr(path, "system.posix_acl_access"))
+    except OSError:
+        return False

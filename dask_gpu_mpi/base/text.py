@@ -1,4 +1,7 @@
-"""Text for people: numbers, names, durations and sizes, and texts of others that are safe to print."""
+"""Text for people, of which all modules make their messages and tables.
+
+In this order: texts of others that are safe to print, the end of processes, many numbers or names in short, bytes, and tables.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import contextlib
 import io
 import math
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -18,11 +20,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-
-#: Digits of the longest number at the end of a name that is folded.
-MOST_DIGITS = 18
-#: Places that a list has before it counts the others.
-MOST_PLACES = 8
 
 Item = TypeVar("Item")
 
@@ -77,16 +74,6 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-def natural(name: str) -> list[tuple[bool, int, str]]:
-    """A sort key by which numbers in names count as numbers.
-
-    >>> sorted(["10-0", "9-cpu-0", "9-0", "join-10", "join-9"], key=natural)
-    ['9-0', '9-cpu-0', '10-0', 'join-9', 'join-10']
-    """
-    parts = re.split(r"(\d+)", name)
-    return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
-
-
 def clock(seconds: float) -> str:
     """Hours, minutes and seconds.
 
@@ -97,7 +84,21 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
 
 
-# Many numbers or names, abbreviated: ``0-3,7`` and ``h[1-64]``.
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "rank"), counted(4, "rank")
+    ('1 rank', '4 ranks')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# Many numbers or names in short: ``0-3,7`` and ``h[1-64]``.
+
+#: Digits of the longest number at the end of a name that is folded.
+MOST_DIGITS = 18
+#: Places that a list has before it counts the others.
+MOST_PLACES = 8
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
@@ -110,15 +111,6 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return list(groups.values())
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "rank"), counted(4, "rank")
-    ('1 rank', '4 ranks')
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def fold_numbers(numbers: Iterable[int]) -> str:
@@ -146,21 +138,35 @@ def fold_names(names: Iterable[str]) -> str:
     >>> fold_names(["h1", "h2", "h3"]), fold_names(["login", "n07", "n08", "n10"])
     ('h[1-3]', 'login,n[07-08],n10')
     """
+    found: list[str] = []
     groups: dict[tuple[str, int], list[int]] = {}
-    plain: list[str] = []
     for name in dict.fromkeys(names):
         stem = name.rstrip("0123456789")
         digits = name[len(stem) :]
         if not 0 < len(digits) <= MOST_DIGITS:
-            plain.append(name)
+            found.append(name)
             continue
         # A padded number only folds with others of its width, so that the names can be expanded again.
         width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
         groups.setdefault((stem, width), []).append(int(digits))
     for (stem, width), numbers in groups.items():
         parts = _fold(sorted(numbers), width)
-        plain.append(f"{stem}{parts[0]}" if len(numbers) == 1 else f"{stem}[{','.join(parts)}]")
-    return ",".join(plain)
+        found.append(f"{stem}{parts[0]}" if len(numbers) == 1 else f"{stem}[{','.join(parts)}]")
+    return ",".join(found)
+
+
+def _fold(numbers: Iterable[int], width: int) -> list[str]:
+    """Sorted numbers as ranges, such as ``0-2``, each number with at least so many digits."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return [
+        f"{first:0{width}d}" if first == last else f"{first:0{width}d}-{last:0{width}d}"
+        for first, last in ranges
+    ]
 
 
 def listed(places: Sequence[str]) -> str:
@@ -172,18 +178,6 @@ def listed(places: Sequence[str]) -> str:
     text = ", ".join(places[:MOST_PLACES])
     more = len(places) - MOST_PLACES
     return f"{text} and {more} more" if more > 0 else text
-
-
-def _fold(numbers: list[int], width: int) -> list[str]:
-    parts: list[str] = []
-    start = 0
-    for end in range(1, len(numbers) + 1):
-        if end < len(numbers) and numbers[end] == numbers[end - 1] + 1:
-            continue
-        first, last = numbers[start], numbers[end - 1]
-        parts.append(f"{first:0{width}d}" if first == last else f"{first:0{width}d}-{last:0{width}d}")
-        start = end
-    return parts
 
 
 # Bytes, in Dask's units.
@@ -249,8 +243,6 @@ def parse_memory_limit(limit: int | float | str | None) -> int | float | None:
 # Tables for people, drawn by Rich: in colour on a terminal; elsewhere plain, and as wide as they are. Rich is imported when
 # something is drawn: no rank or agent needs it to start.
 
-#: Up to so many nodes have an entry each; of more, those that look alike share one.
-MANY_NODES = 16
 #: Columns of what goes into a file or a pipe: no line is longer.
 ANY_WIDTH = 1_000_000
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dask_gpu_mpi.base.text import counted, fold_names, grouped, ranks_text, styled, table
 from dask_gpu_mpi.check.tasks import KernelResult, Observations
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine import Gpu
 from dask_gpu_mpi.network.interfaces import host_and_port
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import HostPlan, Plan, WorkerPlan

@@ -16,7 +16,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.text import one_line
 from dask_gpu_mpi.base.versions import installed
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine import Gpu
 from dask_gpu_mpi.machine.nvidia import gpu_health
 from dask_gpu_mpi.machine.scratch import Scratch, inspect_scratch
 

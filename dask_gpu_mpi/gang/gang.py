@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from dask_gpu_mpi.base.text import grouped, natural, ranks_text
+from dask.utils import natural_sort_key
+
+from dask_gpu_mpi.base.text import grouped, ranks_text
 
 if TYPE_CHECKING:
     from distributed.scheduler import WorkerState
@@ -93,7 +95,7 @@ def rank_members(workers: Iterable[WorkerState]) -> list[GangMember]:
     >>> [(member.worker.name, member.place["local_rank"], member.place["node_rank"]) for member in members]
     [('0-0', 0, 0), ('0-1', 1, 0), ('2-0', 0, 1), ('10-0', 0, 2)]
     """
-    ordered = sorted(workers, key=lambda worker: natural(str(worker.name)))
+    ordered = sorted(workers, key=lambda worker: natural_sort_key(str(worker.name)))
     nodes = grouped(ordered, lambda worker: worker.host)
     members: list[GangMember] = []
     for node_rank, there in enumerate(nodes):

@@ -17,7 +17,7 @@ from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.errors import InputError, StartupError
 
 if TYPE_CHECKING:
-    from dask_gpu_mpi.machine.gpus import Gpu
+    from dask_gpu_mpi.machine import Gpu
 
 #: The time before the start-up deadline at which a rank reports that NVML does not answer: a part of the timeout, between a least
 #: and a most. Rank 0, which may have started earlier, must receive the report in time.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dask_gpu_mpi.errors import OptionError, Problem
+from dask_gpu_mpi.machine import NO_PROMISE, Gpu, Promise, why_none
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
-from dask_gpu_mpi.machine.gpus import NO_PROMISE, Gpu, Promise, why_none
 from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import boot_id
 from dask_gpu_mpi.sites.batch import cpus_on_node, gpus_on_node

@@ -1,6 +1,7 @@
-"""All that is requested of NVIDIA's software: the GPUs that NVML lists, ``CUDA_VISIBLE_DEVICES``, and CUDA contexts.
+"""All that is requested of NVIDIA's software: the GPUs that NVML lists, ``CUDA_VISIBLE_DEVICES``, figures, and CUDA contexts.
 
-The other modules know GPUs by `machine.gpus` alone. Another vendor would have a module with the same public names.
+NVML is called in a child of the agent (`machine.gpu_probe`), in workers for their figures, and by `check`. The other modules
+know GPUs by `machine.Gpu` alone. Another vendor would have a module with the same public names.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.machine.gpus import Gpu, nearest_ports
+from dask_gpu_mpi.machine import Gpu, nearest_ports
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.options.model import Options
@@ -174,7 +175,10 @@ def _query(nvml: Any, otherwise: T, name: str, *args: Any) -> T:
     call: Callable[..., T] = getattr(nvml, f"nvmlDeviceGet{name}", lambda *_: otherwise)
     try:
         return call(*args)
-    except nvml.NVMLError as error:
+    except (
+        nvml.NVMLError,
+        TypeError,
+    ) as error:  # TypeError: another version of the library has other arguments
         # A lost GPU gets no worker, so this error is never ignored.
         if _code(error) in (GPU_IS_LOST, RESET_REQUIRED):
             raise
@@ -183,100 +187,6 @@ def _query(nvml: Any, otherwise: T, name: str, *args: Any) -> T:
 
 def _code(error: Exception) -> int:
     return int(getattr(error, "value", UNKNOWN))
-
-
-# Figures of GPUs while a job runs.
-
-# nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t
-_UNCORRECTED, _SINCE_RESET = 1, 0
-#: The reasons for which a GPU lowers its clocks under load, as `device_figures` numbers them.
-SLOWED = ("power", "heat", "hardware")
-# nvml.h: nvmlClocksEventReason*. Hardware has 0x8, which comes with its heat (0x40) and with its power brake (0x80) as well.
-_SLOWED = (0x4, 0x20 | 0x40, 0x8 | 0x80)
-# nvml.h: nvmlTemperatureSensors_t, nvmlPcieUtilCounter_t, field ids; the scope of all links together
-_GPU_SENSOR, _SENT, _RECEIVED = 0, 0, 1
-_NVLINK_SENT, _NVLINK_RECEIVED, _ALL_LINKS = 138, 139, 2**32 - 1
-
-
-def gpu_health(gpus: Sequence[Gpu], nvml: Any = None) -> tuple[str, dict[str, int]]:
-    """The driver's version, and by UUID the uncorrected memory errors of each GPU with ECC since its last reset."""
-    nvml = nvml or _import_nvml()
-    driver, ecc = "", dict[str, int]()
-    with contextlib.suppress(nvml.NVMLError):  # `visible_gpus` reports why NVML does not start
-        nvml.nvmlInit()
-        with contextlib.suppress(nvml.NVMLError):
-            driver = nvml.nvmlSystemGetDriverVersion()
-        for gpu in gpus:
-            with contextlib.suppress(nvml.NVMLError):
-                handle = nvml.nvmlDeviceGetHandleByUUID(gpu.parent or gpu.uuid)
-                ecc[gpu.uuid] = int(nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _SINCE_RESET))
-        nvml.nvmlShutdown()
-    return driver, ecc
-
-
-#: In percent; bytes in use, and in total; W; °C; bits of the reasons for lower clocks (`reasons_of`); J since the driver was
-#: loaded; bytes per second over PCIe and NVLink.
-FIGURES = ("use", "memory", "memory_total", "power", "temperature", "slowed", "energy", "pcie", "nvlink")
-
-
-def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> list[float | None]:
-    """The `FIGURES` of the GPU, or MIG instance, with this UUID; None for those that NVML, once initialised, does not report.
-
-    But those of NVLink are bytes since the driver was loaded. PCIe takes 40 ms to measure (`throughput`). A MIG instance has
-    memory only: the rest would be that of its GPU.
-    """
-    nvml = nvml or _import_nvml()
-
-    def read(name: str, *args: Any) -> Any:
-        try:
-            return getattr(nvml, name)(handle, *args)
-        except (nvml.NVMLError, AttributeError, TypeError):  # the last two: another version of the library
-            return None
-
-    def scaled(factor: float, *values: Any) -> float | None:
-        return None if None in values else sum(values) * factor
-
-    try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    except nvml.NVMLError:
-        return [None] * len(FIGURES)
-    memory = read("nvmlDeviceGetMemoryInfo")
-    known = [None, None] if memory is None else [memory.used, memory.total]
-    if uuid.startswith("MIG-"):
-        return [None, *known, *[None] * 6]
-    use, reasons = read("nvmlDeviceGetUtilizationRates"), read("nvmlDeviceGetCurrentClocksEventReasons")
-    if reasons is None:  # older drivers have this name alone, which goes with CUDA 14
-        reasons = read("nvmlDeviceGetCurrentClocksThrottleReasons")
-    slowed = None
-    if reasons is not None:
-        if reasons & 0x40:
-            reasons &= ~0x8
-        slowed = sum(1 << place for place, mask in enumerate(_SLOWED) if reasons & mask)
-    pcie = [read("nvmlDeviceGetPcieThroughput", way) for way in (_SENT, _RECEIVED)] if throughput else [None]
-    fields = [(field, _ALL_LINKS) for field in (_NVLINK_SENT, _NVLINK_RECEIVED)]
-    links = [
-        None if field.nvmlReturn else field.value.ullVal
-        for field in read("nvmlDeviceGetFieldValues", fields) or ()
-    ]
-    return [
-        None if use is None else use.gpu,
-        *known,
-        scaled(1e-3, read("nvmlDeviceGetPowerUsage")),
-        read("nvmlDeviceGetTemperature", _GPU_SENSOR),
-        slowed,
-        scaled(1e-3, read("nvmlDeviceGetTotalEnergyConsumption")),
-        scaled(1e3, *pcie),
-        scaled(1024, *(links or [None])),
-    ]
-
-
-def reasons_of(bits: float) -> list[str]:
-    """The reasons for lowered clocks that these bits of `device_figures` stand for.
-
-    >>> reasons_of(0), reasons_of(5)
-    ([], ['power', 'hardware'])
-    """
-    return [why for place, why in enumerate(SLOWED) if int(bits) >> place & 1]
 
 
 # The meaning of ``CUDA_VISIBLE_DEVICES``. The rules are CUDA's (CUDA C++ Programming Guide, "CUDA Environment Variables"), except
@@ -382,6 +292,102 @@ def _listed(devices: Sequence[Gpu]) -> str:
     if not devices:
         return "NVML lists no GPU"
     return "NVML lists " + ", ".join(f"{gpu.index} ({gpu.uuid or 'lost: ' + gpu.name})" for gpu in devices)
+
+
+# Figures of GPUs while a job runs, and their health for `check`.
+
+#: In percent; bytes in use, and in total; W; °C; bits of the reasons for lower clocks (`reasons_of`); J since the driver was
+#: loaded; bytes per second over PCIe and NVLink.
+FIGURES = ("use", "memory", "memory_total", "power", "temperature", "slowed", "energy", "pcie", "nvlink")
+#: The reasons for which a GPU lowers its clocks under load, each with the bits that NVML has for it.
+_REASONS = {"power": 0x4, "heat": 0x20 | 0x40, "hardware": 0x8 | 0x80}
+SLOWED = tuple(_REASONS)
+# nvml.h: nvmlClocksEventReason*. The first comes with the second as well, and with 0x80, the power brake.
+_HARDWARE, _HEAT_OF_HARDWARE = 0x8, 0x40
+# nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t
+_UNCORRECTED, _SINCE_RESET = 1, 0
+# nvml.h: nvmlTemperatureSensors_t, nvmlPcieUtilCounter_t, field ids; the scope of all links together
+_GPU_SENSOR, _SENT, _RECEIVED = 0, 0, 1
+_NVLINK_SENT, _NVLINK_RECEIVED, _ALL_LINKS = 138, 139, 2**32 - 1
+
+
+def device_figures(uuid: str, nvml: Any = None, *, throughput: bool = True) -> list[float | None]:
+    """The `FIGURES` of the GPU, or MIG instance, with this UUID; None for those that NVML, once initialised, does not report.
+
+    But those of NVLink are bytes since the driver was loaded. PCIe takes 40 ms to measure (`throughput`). A MIG instance has
+    memory only: the rest would be that of its GPU.
+    """
+    nvml = nvml or _import_nvml()
+    try:
+        figures = _figures(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid), uuid, throughput)
+    except nvml.NVMLError:
+        figures = {}
+    return [figures.get(name) for name in FIGURES]
+
+
+def _figures(nvml: Any, handle: Any, uuid: str, throughput: bool) -> dict[str, float | None]:
+    def ask(name: str, *args: Any) -> Any:
+        return _query(nvml, None, name, handle, *args)
+
+    figures: dict[str, float | None] = {}
+    if (memory := ask("MemoryInfo")) is not None:
+        figures |= {"memory": memory.used, "memory_total": memory.total}
+    if uuid.startswith("MIG-"):
+        return figures
+    use = ask("UtilizationRates")
+    pcie = [ask("PcieThroughput", way) for way in (_SENT, _RECEIVED)] if throughput else [None]
+    links = ask("FieldValues", [(field, _ALL_LINKS) for field in (_NVLINK_SENT, _NVLINK_RECEIVED)]) or ()
+    return figures | {
+        "use": None if use is None else use.gpu,
+        "power": _scaled(1e-3, ask("PowerUsage")),
+        "temperature": ask("Temperature", _GPU_SENSOR),
+        "slowed": _slowed(nvml, handle),
+        "energy": _scaled(1e-3, ask("TotalEnergyConsumption")),
+        "pcie": _scaled(1e3, *pcie),
+        "nvlink": _scaled(1024, *(None if each.nvmlReturn else each.value.ullVal for each in links)),
+    }
+
+
+def _scaled(factor: float, *values: Any) -> float | None:
+    """Their sum in another unit; None if one is not known, or there are none."""
+    return sum(values) * factor if values and None not in values else None
+
+
+def _slowed(nvml: Any, handle: Any) -> int | None:
+    """The reasons for which the clocks are lowered now, a bit for each of `SLOWED`; None: not known."""
+    reasons = _query(nvml, None, "CurrentClocksEventReasons", handle)
+    if reasons is None:  # older drivers have this name alone, which goes with CUDA 14
+        reasons = _query(nvml, None, "CurrentClocksThrottleReasons", handle)
+    if reasons is None:
+        return None
+    if reasons & _HEAT_OF_HARDWARE:
+        reasons &= ~_HARDWARE
+    return sum(1 << place for place, bits in enumerate(_REASONS.values()) if reasons & bits)
+
+
+def reasons_of(bits: float) -> list[str]:
+    """The reasons for lowered clocks that these bits of `device_figures` stand for.
+
+    >>> reasons_of(0), reasons_of(5)
+    ([], ['power', 'hardware'])
+    """
+    return [why for place, why in enumerate(SLOWED) if int(bits) >> place & 1]
+
+
+def gpu_health(gpus: Sequence[Gpu], nvml: Any = None) -> tuple[str, dict[str, int]]:
+    """The driver's version, and by UUID the uncorrected memory errors of each GPU with ECC since its last reset."""
+    nvml = nvml or _import_nvml()
+    driver, ecc = "", dict[str, int]()
+    with contextlib.suppress(nvml.NVMLError):  # `visible_gpus` reports why NVML does not start
+        nvml.nvmlInit()
+        with contextlib.suppress(nvml.NVMLError):
+            driver = nvml.nvmlSystemGetDriverVersion()
+        for gpu in gpus:
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByUUID(gpu.parent or gpu.uuid)
+                ecc[gpu.uuid] = int(nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _SINCE_RESET))
+        nvml.nvmlShutdown()
+    return driver, ecc
 
 
 # CUDA contexts of this process, found without loading, initialising or creating anything.

@@ -1,7 +1,7 @@
 """``launch --stage``: the nodes get a copy of an environment, so that ranks open no files of a shared file system.
 
 `launch` inspects the archive (`find_stage`) and starts one process on each node (`main`). This process reads the archive once. It
-pipes what it reads into the programs that unpack it. The SHA-256 comes by the command line, and nothing of the copy is run before
+pipes what it reads into the program that unpacks it. The SHA-256 comes by the command line, and nothing of the copy is run before
 it is compared. A marker, written last, makes a copy complete. At the end another process on each node removes the copy.
 """
 
@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import IO
 
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.files import UntrustedFileError, read_trusted, remove, replace
@@ -40,6 +39,8 @@ from dask_gpu_mpi.sites.batch import run_command
 from dask_gpu_mpi.sites.choice import LIBRARY_PROGRAM, parse_answer
 from dask_gpu_mpi.sites.command import Stage
 from dask_gpu_mpi.sites.launchers import library_name, scrub
+
+Bytes = memoryview | bytes
 
 #: Bytes of a read.
 CHUNK = 1 << 23
@@ -190,38 +191,50 @@ def _read_marker(path: str) -> str:
 
 def _unpack(wanted: Stage) -> None:
     """Unpack the archive while it is read."""
-    unpacked, image = (os.path.join(wanted.folder, name) for name in ("unpacked", "image"))
     parts = _read(wanted)
     first = next(parts, b"")
-    archive = itertools.chain([first], parts)
-    with tempfile.TemporaryFile() as log:
-        if first[:4] == SQUASHFS:  # unsquashfs can't read a pipe
-            _find("unsquashfs")
-            with open(image, "xb") as file:
-                file.writelines(archive)
-            line = ["unsquashfs", "-no-progress", "-no-xattrs", "-d", unpacked, image]
-            code = _pipe((), [line], log)
-            os.unlink(image)
-        else:
-            # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
-            line = ["tar", "-x", "--no-same-owner", "-C", unpacked, "-f", "-"]
-            program = next((each for magic, each in PROGRAMS.items() if first[: len(magic)] == magic), "")
-            for each in filter(None, ("tar", program)):
-                _find(each)
-            os.mkdir(unpacked)
-            code = _pipe(archive, [[program, "-dc"], line] if program else [line], log)
-        lines = os.pread(log.fileno(), RECORD, 0).decode(errors="replace").strip().split("\n")
+    unpack = _unpack_image if first[:4] == SQUASHFS else _unpack_tar
+    code, message = unpack(wanted.folder, first, itertools.chain([first], parts))
     if code:
         status = os.statvfs(wanted.folder)
         left = format_bytes(status.f_bavail * status.f_frsize)
         raise InputError(
-            f"it can't be unpacked, and {left} are left there: {lines[0] or 'no message'}",
+            f"it can't be unpacked, and {left} are left there: {message or 'no message'}",
             fix="an archive that `tar -t` can read, and a local directory with more space (--local-directory)",
         )
     for _ in parts:  # tar may end before its input does, and the SHA-256 is that of all
         pass
     # nothing can be renamed in, or removed from, a folder that its owner may not write
     _run(["chmod", "-R", "u+rwX", wanted.folder], "pack it again")
+
+
+def _unpack_image(folder: str, _: Bytes, archive: Iterable[Bytes]) -> tuple[int, str]:
+    """Unpack a SquashFS image, of which unsquashfs needs a file; its exit code and first message."""
+    _find("unsquashfs")
+    image = os.path.join(folder, "image")
+    with open(image, "xb") as file:
+        file.writelines(archive)
+    line = ["unsquashfs", "-no-progress", "-no-xattrs", "-d", _unpacked(folder), image]
+    ended = _feed(line, ())
+    os.unlink(image)
+    return ended
+
+
+def _unpack_tar(folder: str, first: Bytes, archive: Iterable[Bytes]) -> tuple[int, str]:
+    """Unpack a tar file, which its first bytes may show to be compressed; tar's exit code and first message."""
+    # tar follows no link of the archive to outside, and Python's tarfile takes four times as long
+    line = ["tar", "-x", "--no-same-owner", "-C", _unpacked(folder), "-f", "-"]
+    _find("tar")
+    if program := next((each for magic, each in PROGRAMS.items() if first[: len(magic)] == magic), ""):
+        _find(program)
+        line.append(f"--use-compress-program={program}")
+    os.mkdir(_unpacked(folder))
+    return _feed(line, archive)
+
+
+def _unpacked(folder: str) -> str:
+    """The place of the archive's files, until they are complete."""
+    return os.path.join(folder, "unpacked")
 
 
 def _read(wanted: Stage) -> Iterator[memoryview]:
@@ -247,7 +260,7 @@ def _read(wanted: Stage) -> Iterator[memoryview]:
 
 def _complete(wanted: Stage, library: str) -> None:
     """Move the environment to its place, and test it."""
-    unpacked, place = os.path.join(wanted.folder, "unpacked"), os.path.dirname(wanted.bin)
+    unpacked, place = _unpacked(wanted.folder), os.path.dirname(wanted.bin)
     names = os.listdir(unpacked)
     if "bin" not in names and len(names) == 1:
         unpacked = os.path.join(unpacked, names[0])
@@ -269,24 +282,21 @@ def _find(program: str) -> None:
         raise InputError(f"command {program} not found in PATH", fix=f"install {program}, or pack a .tar.gz")
 
 
-def _pipe(parts: Iterable[memoryview | bytes], lines: Sequence[Sequence[str]], log: IO[bytes]) -> int:
-    """Write into the first of these programs, each of which writes into the next one; return the first exit code but 0."""
-    die, programs = partial(die_with_parent, os.getpid()), list[subprocess.Popen[bytes]]()
-    stdout: IO[bytes] | int = subprocess.DEVNULL
-    for line in reversed(lines):
-        program = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=stdout, stderr=log, preexec_fn=die)
-        if not isinstance(stdout, int):
-            stdout.close()
+def _feed(line: Sequence[str], parts: Iterable[Bytes]) -> tuple[int, str]:
+    """Run a program that reads these bytes, which may end before it has read all; its exit code and its first message."""
+    die = partial(die_with_parent, os.getpid())
+    with tempfile.TemporaryFile() as log:
+        program = subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log, preexec_fn=die
+        )
         assert program.stdin is not None
-        programs.append(program)
-        stdout = program.stdin
-    assert not isinstance(stdout, int)
-    try:
-        with contextlib.suppress(BrokenPipeError), stdout as first:
-            first.writelines(parts)
-    finally:
-        codes = [program.wait() for program in programs]
-    return next(filter(None, codes), 0)
+        try:
+            with contextlib.suppress(BrokenPipeError), program.stdin as pipe:
+                pipe.writelines(parts)
+        finally:
+            code = program.wait()
+        messages = os.pread(log.fileno(), RECORD, 0).decode(errors="replace").strip()
+    return code, messages.partition("\n")[0]
 
 
 def _run(line: Sequence[str], fix: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dask_gpu_mpi.base.text import counted, plain_text
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.machine.gpus import NO_PROMISE, Gpu, Promise
+from dask_gpu_mpi.machine import NO_PROMISE, Gpu, Promise
 from dask_gpu_mpi.options.model import Transport
 
 

@@ -1,4 +1,8 @@
-"""A plan for people, by node, as a table and as a picture. In the table many nodes that look alike share an entry."""
+"""A plan for people, by node: as a table (`display`), in which many nodes that look alike share an entry, and a picture (`svg`).
+
+The commands ``plan`` and ``check`` print the table, the report and notebooks show the picture. Both ask `Nodes` what there is
+to show of a node. The end of this module has the parts that any picture is made of, such as rectangles and lines of text.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from dask_gpu_mpi.base.text import (
-    MANY_NODES,
     counted,
     fold_names,
     fold_numbers,
@@ -23,7 +26,7 @@ from dask_gpu_mpi.base.text import (
     table,
     widths_of,
 )
-from dask_gpu_mpi.machine.gpus import Gpu, near
+from dask_gpu_mpi.machine import Gpu, near
 from dask_gpu_mpi.plan import HostPlan, Plan, WorkerPlan
 
 if TYPE_CHECKING:
@@ -36,10 +39,12 @@ _near = functools.lru_cache(near)
 
 
 class Nodes:
-    """A plan, by host."""
+    """A plan, by host: what is to be shown of each."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        #: The ranks that take no workers.
+        self.reserved = {plan.scheduler.rank, plan.client.rank} if plan.layout == "exclusive" else set()
         self.workers: dict[str, list[WorkerPlan]] = {host.host: [] for host in plan.hosts}
         for worker in plan.workers:
             self.workers[worker.host].append(worker)
@@ -57,6 +62,21 @@ class Nodes:
     def busy(self, host: HostPlan) -> list[int]:
         """The places of the GPUs on which others hold memory."""
         return [place for place, gpu in enumerate(host.gpus) if gpu.processes]
+
+    def alarms(self, host: HostPlan) -> list[str]:
+        """The problems of the node as a whole."""
+        alarms = []
+        starting = {worker.rank for worker in self.workers[host.host]}
+        if without := sorted({*host.ranks} - self.reserved - starting):
+            alarms.append(f"no worker: {ranks_text(without)}")
+        numbers = [n for n, warning in enumerate(self.plan.warnings, start=1) if host.host in warning.hosts]
+        if numbers:
+            alarms.append(f"see warning{'' if len(numbers) == 1 else 's'} {fold_numbers(numbers)}")
+        return alarms
+
+    def has_problem(self, host: HostPlan) -> bool:
+        """Whether there is anything about it that the user may want to change."""
+        return bool(self.alarms(host) or self.idle(host) or self.busy(host))
 
     def appearance(self, host: HostPlan) -> Hashable:
         """What the entry of a host shows, without names, ranks and UUIDs: equal for hosts that can share an entry."""
@@ -108,6 +128,8 @@ def cores_of(worker: WorkerPlan) -> str:
     return _near(worker.cpus, worker.numa, worker.nics)
 
 
+#: Up to so many nodes have an entry each; of more, those that look alike share one.
+MANY_NODES = 16
 HEADER = ("worker", "rank", "device", "threads", "memory", "cores")
 #: Those of them that are numbers.
 NUMBERS = ("rank", "threads", "memory")
@@ -202,24 +224,22 @@ def svg(plan: Plan, *, warnings: bool = True) -> str:
     setting (light or dark).
     """
     nodes = Nodes(plan)
-    roles = {host.host: nodes.roles(host) for host in plan.hosts}
-    alarms = _alarms(nodes)
-    red = {h.host for h in plan.hosts if alarms[h.host] or nodes.idle(h) or nodes.busy(h)}
-    drawn = sorted(plan.hosts, key=lambda host: (not roles[host.host], host.host not in red))[:MOST_NODES]
+    drawn = sorted(plan.hosts, key=lambda host: (not nodes.roles(host), not nodes.has_problem(host)))[
+        :MOST_NODES
+    ]
     drawn = [host for host in plan.hosts if host in drawn]
     contents = [_content(nodes, host) for host in drawn]
     width = max([LEAST_NODE, *(content.width for content in contents)]) + 2 * PAD
-    limit = MOST_PAGE if len(drawn) > IN_A_COLUMN else MOST_PAGE // 2
-    boxes = [
-        _node(host, roles[host.host], alarms[host.host], host.host in red, content, width)
-        for host, content in zip(drawn, contents, strict=True)
-    ]
-    rows = flow(boxes, limit, PAD)
+    boxes = [_node(nodes, host, content, width) for host, content in zip(drawn, contents, strict=True)]
+    rows = flow(boxes, MOST_PAGE if len(drawn) > IN_A_COLUMN else MOST_PAGE // 2, PAD)
     inner = max(rows.width, LEAST_PAGE)
-    texts = _warnings([*map(str, plan.warnings)], inner) if warnings else []
-    page = stack(
-        [_head(nodes, inner), rows, *_more([h for h in plan.hosts if h not in drawn], inner), *texts]
-    )
+    parts = [_head(nodes, inner), rows]
+    if others := [host for host in plan.hosts if host not in drawn]:
+        words = f"{counted(len(others), 'more node')}: {fold_names(host.host for host in others)}"
+        parts.append(paragraph([words], inner, "head"))
+    if warnings and plan.warnings:
+        parts += _warnings(plan, inner)
+    page = stack(parts)
     size_x, size_y = inner + 2 * PAD, page.height + 2 * PAD
     roles_text = f"scheduler on {plan.scheduler.host}, client on {plan.client.host}"
     title = f"Plan: {plan.summary}; {roles_text}; {counted(len(plan.warnings), 'warning')}"
@@ -238,27 +258,6 @@ def svg(plan: Plan, *, warnings: bool = True) -> str:
     )
 
 
-def _alarms(nodes: Nodes) -> dict[str, list[str]]:
-    """By host, the problems of the node as a whole."""
-    plan = nodes.plan
-    reserved = _reserved(plan)
-    alarms: dict[str, list[str]] = {}
-    for host in plan.hosts:
-        alarms[host.host] = found = []
-        starting = {worker.rank for worker in nodes.workers[host.host]}
-        if idle := sorted({*host.ranks} - reserved - starting):
-            found.append(f"no worker: {ranks_text(idle)}")
-        numbers = [n for n, warning in enumerate(plan.warnings, start=1) if host.host in warning.hosts]
-        if numbers:
-            found.append(f"see warning{'' if len(numbers) == 1 else 's'} {fold_numbers(numbers)}")
-    return alarms
-
-
-def _reserved(plan: Plan) -> set[int]:
-    """The ranks that take no workers."""
-    return {plan.scheduler.rank, plan.client.rank} if plan.layout == "exclusive" else set()
-
-
 def _head(nodes: Nodes, width: int) -> Part:
     """The job in two lines, and the number of its problems."""
     plan = nodes.plan
@@ -271,38 +270,26 @@ def _head(nodes: Nodes, width: int) -> Part:
     return Part("".join(lines), width, 60 if red else 42)
 
 
-def _more(hosts: Sequence[HostPlan], width: int) -> list[Part]:
-    """The nodes that are not drawn."""
-    if not hosts:
-        return []
-    words = f"{counted(len(hosts), 'more node')}: {fold_names(host.host for host in hosts)}"
-    return [paragraph([words], width, "head")]
+def _warnings(plan: Plan, width: int) -> list[Part]:
+    """The warnings with their numbers, to which the nodes refer."""
+    lines = [f"{number}. {warning}" for number, warning in enumerate(plan.warnings[:MOST_WARNINGS], start=1)]
+    if len(plan.warnings) > MOST_WARNINGS:
+        lines.append(f"{len(plan.warnings) - MOST_WARNINGS} more warnings; the table has them all")
+    title = Part(text(0, LINE, "Warnings", "bad", limit=width), width, LINE)
+    return [title, paragraph(lines, width, "warning")]
 
 
-def _warnings(warnings: Sequence[str], width: int) -> list[Part]:
-    if not warnings:
-        return []
-    lines = [f"{number}. {warning}" for number, warning in enumerate(warnings[:MOST_WARNINGS], start=1)]
-    if len(warnings) > MOST_WARNINGS:
-        lines.append(f"{len(warnings) - MOST_WARNINGS} more warnings; the table has them all")
-    return [
-        Part(text(0, LINE, "Warnings", "bad", limit=width), width, LINE),
-        paragraph(lines, width, "warning"),
-    ]
-
-
-def _node(
-    host: HostPlan, roles: Sequence[str], alarms: Sequence[str], red: bool, content: Part, width: int
-) -> Part:
-    """A node: its name, its roles as chips on the right, its ranks and memory, its GPUs and workers, its problems."""
+def _node(nodes: Nodes, host: HostPlan, content: Part, width: int) -> Part:
+    """A node: its name, its roles as chips on the right, its ranks and memory, its GPUs and workers (`content`), its problems."""
     chips, right = [], width - PAD
-    for role in reversed(roles):
+    for role in reversed(nodes.roles(host)):
         length = int(extent(len(role), "on")) + 16
         right -= length
         chip = rectangle("chip client" if role == "client" else "chip", length, 20, radius=10)
         chip += text(length // 2, 14, role, "on", anchor="middle")
         chips.append(at(right, 8, Part(chip, length, 20)))
         right -= 6
+    alarms = nodes.alarms(host)
     top = 52
     below = top + content.height + (GAP if content.height else 0)
     problems = [
@@ -313,7 +300,7 @@ def _node(
     memory = short(host.memory) if host.memory else "memory unknown"
     subtitle = f"{ranks_text(host.ranks)} · {memory}, {counted(len(host.gpus), 'GPU')}"
     markup = [
-        rectangle("node red" if red else "node", width, height),
+        rectangle("node red" if nodes.has_problem(host) else "node", width, height),
         text(PAD, 23, host.host, "head", limit=right - PAD),
         text(PAD, 42, subtitle, "small", limit=width - 2 * PAD),
         *chips,
@@ -333,17 +320,16 @@ def _content(nodes: Nodes, host: HostPlan) -> Part:
         for places in grouped(enumerate(host.gpus), lambda each: each[1].cpus)
     ]
     on_cpus = [worker for worker in workers if worker.gpu_index is None]
-    boxes = [
-        titled(_all_of(name, worker), _worker(name, worker, GPU_WIDTH))
-        for worker in on_cpus[:MOST_CPU_WORKERS]
-        for name in [f"worker {worker.name}"]
-    ]
+    boxes = []
+    for worker in on_cpus[:MOST_CPU_WORKERS]:
+        name = f"worker {worker.name}"
+        boxes.append(titled(_all_of(name, worker), _worker(name, worker, GPU_WIDTH)))
     parts = [flow(domains, IN_A_ROW * (GPU_WIDTH + GAP) + 4 * GAP, GAP)] if domains else []
     parts += [flow(boxes, IN_A_ROW * (GPU_WIDTH + GAP), GAP)] if boxes else []
     lines = []
     if (more := len(on_cpus) - len(boxes)) > 0:
         lines.append(counted(more, "more CPU worker"))
-    if {*host.ranks} <= _reserved(nodes.plan):
+    if {*host.ranks} <= nodes.reserved:
         lines.append("no workers: ranks reserved for scheduler and client")
     return stack([*parts, *(Part(text(0, 14, line, "small"), 0, LINE) for line in lines)])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from dask_gpu_mpi.base.text import fold_names, format_bytes, listed, ranks_text
 from dask_gpu_mpi.errors import PlacementError, Problem, world_too_small
-from dask_gpu_mpi.machine.gpus import Gpu, Promise
+from dask_gpu_mpi.machine import Gpu, Promise
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ from dask_gpu_mpi.base.text import (
     ranks_text,
 )
 from dask_gpu_mpi.errors import PlacementError, Problem
-from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
+from dask_gpu_mpi.machine import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
@@ -60,6 +60,26 @@ def group_by_host(ranks: Sequence[Inventory], reserved: set[int], *, use_gpus: b
         )
         hosts.append(Host(plan, members[0].boot_id, [rank for rank in members if rank.rank not in reserved]))
     return hosts
+
+
+def gpus_of_host(views: Iterable[tuple[int, Iterable[Gpu]]]) -> list[Gpu]:
+    """Merge the GPUs that the ranks of one host see (by process id), in PCI order; ranks do not count as other processes.
+
+    Each rank queries at another time, so the least free and the most used memory counts.
+    """
+    seen = [(pid, tuple(gpus)) for pid, gpus in views]
+    ranks = {pid for pid, _ in seen}
+    merged = []
+    for same in grouped([gpu for _, gpus in seen for gpu in gpus], lambda gpu: gpu.uuid):
+        held: dict[int, int | None] = {}
+        for pid, size in [process for gpu in same for process in gpu.processes]:
+            if pid not in ranks:
+                before = held.get(pid)
+                held[pid] = size if before is None else max(before, size or 0)
+        free = min((gpu.free for gpu in same if gpu.free >= 0), default=-1)
+        merged.append(replace(same[0], free=free, processes=tuple(held.items())))
+    # With cgroups each rank counts from 0, so the index gives no order.
+    return sorted(merged, key=lambda gpu: (gpu.pci, 0 if gpu.pci else gpu.index, gpu.slice, gpu.uuid))
 
 
 def plan_workers(

@@ -1,6 +1,6 @@
-"""Figures in workers' heartbeats, for `top` and for the report, which keeps them over time.
+"""Figures in workers' heartbeats: read for `top` and for the report, and kept over time for the report (`Measurements`).
 
-A worker that is not ours may send anything.
+A worker that is not ours may send anything, so each figure is checked where it is read.
 """
 
 from __future__ import annotations
@@ -116,15 +116,56 @@ def integer(value: Any) -> int | None:
     return None if found is None else int(found)
 
 
-# Measurements over time, of bounded size: at the bound every second one is removed, and the interval doubles.
+# Measurements over time, in bounded memory.
 
 #: Points in time that are kept, and workers of which values are kept: less than 7 MB with fourteen quantities.
 MOST_TIMES, MOST_NAMES = 720, 160
 _NAN = math.nan
 
 
+class Measurements:
+    """The figures of all workers: a `Series`, the peaks of all heartbeats, and the energy that GPUs have used."""
+
+    def __init__(self, interval: float) -> None:
+        self._series = Series(interval)
+        #: By worker and quantity.
+        self.peaks: dict[str, dict[str, float]] = {}
+        #: By worker, for each of its GPUs: the first and the last reading of its energy, in J.
+        self._energy: dict[str, list[tuple[float, float] | None]] = {}
+
+    def add(self, now: float, metrics: Mapping[str, Mapping[str, Any]], *, last: bool) -> None:
+        """Add the last heartbeat of each worker; `last`: as a point of the series, even if it is not time for one yet."""
+        rows = {name: measured(each) for name, each in metrics.items()}
+        for name, values in rows.items():
+            peaks = self.peaks.setdefault(name, {})
+            for quantity, value in values.items():
+                # not of bits: the largest number means nothing
+                if value > peaks.get(quantity, -1.0) and not quantity.startswith("gpu_slowed"):
+                    peaks[quantity] = value
+            energy = self._energy.setdefault(name, [])
+            for place, gpu in enumerate(gpus_of(metrics[name])[:MOST_GPUS]):
+                if place == len(energy):
+                    energy.append(None)
+                if (reading := gpu.get("energy")) is not None:
+                    before = energy[place]
+                    energy[place] = (reading if before is None else before[0], reading)
+        if last or self._series.due(now):
+            self._series.add(now, rows)
+
+    def energy(self, name: str) -> list[float | None]:
+        """J that each of a worker's GPUs has used; None: not known."""
+        readings = self._energy.get(name, ())
+        return [None if each is None else round(max(0.0, each[1] - each[0]), 1) for each in readings]
+
+    def packed(self) -> dict[str, Any]:
+        """The series, for a message."""
+        return self._series.packed()
+
+
 class Series:
     """Values of several quantities of many workers, at common points in time that are at least `interval` seconds apart.
+
+    At the bound every second point is removed, and the interval doubles.
 
     >>> series = Series(1.0, most_times=4)
     >>> for second in range(6):
@@ -137,7 +178,6 @@ class Series:
     def __init__(
         self, interval: float, *, most_times: int = MOST_TIMES, most_names: int = MOST_NAMES
     ) -> None:
-        #: Grows when there are too many points.
         self.interval = interval
         self.times = array("d")
         #: By worker and quantity: a value for each point in time; not a number: there was none.

@@ -1,4 +1,8 @@
-"""In the scheduler's process: collects the warnings of the run, and answers with the facts of the job (`FACTS_OPERATION`)."""
+"""In the scheduler's process: the warnings of a run, and the answer with the facts of the job (`FACTS_OPERATION`).
+
+`agent.scheduler` attaches the `JobWatch`. `top` (`view.snapshot`) and the report (`view.recorder`) show its warnings: workers
+that were lost or paused, tasks that no worker can run, and the scheduler's own log lines.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from dask.utils import natural_sort_key
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
 from dask_gpu_mpi.base.plain_data import pack
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import listed, natural, one_line
+from dask_gpu_mpi.base.text import listed, one_line
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.sites.batch import end_time
@@ -71,9 +76,8 @@ class JobWatch(SchedulerPlugin):
         self.hosts = {str(worker.name): worker.host for worker in workers}
         self._kinds: dict[str, str] = {str(worker.name): worker.kind for worker in workers}
         self._expected = set(self.hosts)
-        #: Names of the connected workers, by address; the addresses of those that are paused, or have reported that they close.
+        #: Names of the connected workers, by address, and the addresses of those that have reported that they close.
         self._names: dict[str, str] = {}
-        self._paused: set[str] = set()
         self._leaving: set[str] = set()
         #: Names of workers that have been lost, and when (``time.monotonic()``); of those that were removed on request.
         self._lost: dict[str, float] = {}
@@ -166,7 +170,6 @@ class JobWatch(SchedulerPlugin):
         """Called by distributed when a worker is gone; the stimulus has the reason."""
         called = self._called(worker)  # by its name, which goes now
         name = self._names.pop(worker, "")
-        self._paused.discard(worker)
         if worker in self._leaving or stimulus_id.startswith(INTENDED):
             self._leaving.discard(worker)
             self._retired.add(name)
@@ -181,11 +184,9 @@ class JobWatch(SchedulerPlugin):
         status = str(msg.get("status"))
         if status.startswith("closing"):
             self._leaving.add(topic)
-        elif status == "paused" and topic not in self._paused:
-            self._paused.add(topic)
+        elif status == "paused":
             self.warn(f"{self._called(topic)} paused: too much host memory in use")
-        elif status == "running" and topic in self._paused:
-            self._paused.remove(topic)
+        elif status == "running" and msg.get("prev-status") == "paused":
             self.warn(f"{self._called(topic)} continues")
 
     def _called(self, address: str) -> str:
@@ -228,7 +229,7 @@ class JobWatch(SchedulerPlugin):
     def _warn_of_stuck(self, now: float, workers: Sequence[Any]) -> None:
         """Warn if there are tasks, and for long no worker that may start one."""
         if workers:
-            stuck, text = len(self._paused) == len(workers), _ALL_PAUSED
+            stuck, text = all(each.status.name == "paused" for each in workers), _ALL_PAUSED
         else:
             stuck, text = not (self._expected or self._lost), _NO_WORKER
         has_tasks = self._scheduler.unrunnable or self._scheduler.queued or any(w.processing for w in workers)
@@ -247,36 +248,40 @@ class JobWatch(SchedulerPlugin):
 
     def _unrunnable(self, task: Any, workers: Sequence[Any]) -> str:
         """Why none of these workers can run it; empty: one can, and is paused (`Scheduler.valid_workers` does not list those)."""
-        addresses, hosts = task.worker_restrictions or (), task.host_restrictions or ()
-        names = [self._scheduler.coerce_hostname(host) for host in hosts]
-        placed = [
-            each
-            for each in workers
-            if each.address in addresses
-            or get_address_host(each.address) in names
-            or not (addresses or hosts)
-            or task.loose_restrictions
-        ]
         what = f"scheduler: no worker can run the task {task.prefix.name!r}, which has waited for {UNRUNNABLE_AFTER:g} s"
-        if not placed:
-            there = sorted((str(each.name) for each in workers), key=natural)
+        addresses, hosts = task.worker_restrictions or (), task.host_restrictions or ()
+        allowed = workers
+        if (addresses or hosts) and not task.loose_restrictions:
+            names = [self._scheduler.coerce_hostname(host) for host in hosts]
+            allowed = [
+                each
+                for each in workers
+                if each.address in addresses or get_address_host(each.address) in names
+            ]
+        if not allowed:
+            there = sorted((str(each.name) for each in workers), key=natural_sort_key)
             return (
                 f"{what}: it requires workers={listed([*addresses, *hosts])} (expected one of {listed(there)}). Fix: choose "
                 "a worker or node of this cluster"
             )
-        requires: dict[str, float] = task.resource_restrictions or {}
-        if any(all(each.resources.get(name, 0) >= requires[name] for name in requires) for each in placed):
-            return ""
-        most: dict[str, float] = {}
-        for worker in placed:
-            for name, number in worker.resources.items():
-                most[name] = max(number, most.get(name, 0))
-        fix = "require what one worker has, or set resources in worker_options (--worker-options)"
-        if "CPU" in requires and "CPU" not in most:
-            fix = "start CPU workers (--cpu-workers 1)"
-        elif "GPU" in requires and "GPU" not in most:
-            fix = "start the job on nodes with GPUs, or do not require one"
-        return f"{what}: it requires resources {_amounts(requires)} (expected at most {_amounts(most)} of a worker). Fix: {fix}"
+        lack = _lack_of_resources(task.resource_restrictions or {}, [each.resources for each in allowed])
+        return lack and f"{what}: {lack}"
+
+
+def _lack_of_resources(requires: Mapping[str, float], workers: Sequence[Mapping[str, float]]) -> str:
+    """Which resources a task requires of one worker, and what these workers have; empty: one of them has enough."""
+    if any(all(has.get(name, 0) >= requires[name] for name in requires) for has in workers):
+        return ""
+    most: dict[str, float] = {}
+    for has in workers:
+        for name, number in has.items():
+            most[name] = max(number, most.get(name, 0))
+    fix = "require what one worker has, or set resources in worker_options (--worker-options)"
+    if "CPU" in requires and "CPU" not in most:
+        fix = "start CPU workers (--cpu-workers 1)"
+    elif "GPU" in requires and "GPU" not in most:
+        fix = "start the job on nodes with GPUs, or do not require one"
+    return f"it requires resources {_amounts(requires)} (expected at most {_amounts(most)} of a worker). Fix: {fix}"
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

@@ -1,4 +1,8 @@
-"""The figures of a job's report, as plain data, for the JSON file and the page (contributing/json.md); and how it is written."""
+"""The data of a job's report, for the JSON file and the page: put together, freed of secrets, and written.
+
+`job.report` calls `assemble` with what the client rank knows and the scheduler's record (`view.recorder`), and `write_report`.
+The fields are those of contributing/json.md.
+"""
 
 from __future__ import annotations
 
@@ -23,79 +27,8 @@ from dask_gpu_mpi.plan.nodes import svg
 from dask_gpu_mpi.view.heartbeat import ACTIONS
 from dask_gpu_mpi.view.report_summary import summarize
 
-# Texts of errors may have any secret, so they are left out unless they are asked for. Known forms of secrets are left out of all
-# other texts.
-
-#: The log level that asks for the texts of errors.
+#: The log level at which the report has the texts of errors, which may have any secret.
 WITH_ERRORS = "debug"
-LEFT_OUT = "[left out]"
-_WORDS = (
-    r"token|passw(?:or)?d|passphrase|pgpass|pwd|secret|credentials?|(?:api|access|private|account|sas)[_-]?key|authorization|"
-    r"cookie|signature"
-)
-_NAME = re.compile(_WORDS, re.IGNORECASE)
-_VALUE = r"""(?:\[left out\]|"[^"]{0,999}"|'[^']{0,999}'|[^\s&,;"'#)\]}]+)"""
-#: Secrets, each after a group that stays. Every repetition that is not at the end is bounded: otherwise the time grows with the
-#: square of the text's length.
-_SECRETS = [
-    re.compile(pattern, re.IGNORECASE | re.DOTALL)
-    for pattern in (
-        r"()-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
-        rf"((?:{_WORDS})\w{{0,40}}[\"']?\s{{0,9}}[=:]\s{{0,9}}\[?(?:(?:bearer|basic|token)\s{{1,9}})?){_VALUE}",
-        # words of a command line, and of a sentence
-        rf"(--?[\w-]{{0,20}}(?:{_WORDS})[\w-]{{0,20}}\s{{1,9}}){_VALUE}",
-        rf"((?:{_WORDS})\s{{1,9}}is\s{{1,9}}){_VALUE}",
-        rf"(\b(?:passw(?:or)?d|pgpass|pwd)\s{{1,9}})(?!is\b){_VALUE}",
-        r"(\b\w{1,20}://)[^\s/]{1,300}(?=@)",
-        r"([?&]sig=)[^\s&#]+",
-        # by their own form: of GitHub, GitLab, Hugging Face, Slack and AWS; JSON web tokens
-        r"()\b(?:gh[a-z]_|github_pat_|glpat-|hf_|xox[a-z]-|AKIA|ASIA)[\w-]{16,}",
-        r"()\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?",
-    )
-]
-
-
-def scrub(data: Any) -> Any:
-    """Plain data with known forms of secrets left out of all its texts.
-
-    >>> scrub({"link": "http://localhost:8787/status?token=abc#top", "log": ["password: xyz, ftp://me:pw@host/"]})
-    {'link': 'http://localhost:8787/status?token=[left out]#top', 'log': ['password: [left out], ftp://[left out]@host/']}
-    """
-    if isinstance(data, str):
-        for pattern in _SECRETS:
-            data = pattern.sub(rf"\1{LEFT_OUT}", data)
-        return data
-    if isinstance(data, Mapping):
-        return {scrub(key): scrub(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [scrub(value) for value in data]
-    return data
-
-
-def scrub_options(options: Any, *, nested: bool = False) -> Any:
-    """Options as plain data. All texts in nested options, such as an environment, are left out.
-
-    >>> scrub_options({"name": "x", "my_token": "abc", "worker_options": {"env": {"HOME": "/home/me"}, "port": 3}})
-    {'name': 'x', 'my_token': '[left out]', 'worker_options': {'env': {'HOME': '[left out]'}, 'port': 3}}
-    """
-    if isinstance(options, Mapping):
-        return {
-            str(name): LEFT_OUT
-            if _NAME.search(str(name))
-            else scrub_options(value, nested=nested or isinstance(value, Mapping))
-            for name, value in options.items()
-        }
-    if options is None or isinstance(options, (bool, int, float)):
-        return options
-    if nested:
-        return LEFT_OUT
-    if isinstance(options, (list, tuple, set, frozenset)):
-        return [scrub_options(value) for value in options]
-    if isinstance(options, type):
-        return f"{options.__module__}.{options.__qualname__}"
-    return scrub(str(options))
-
-
 #: Number of the data's schema; one more after a change that readers have to handle.
 SCHEMA = 1
 #: Ranks whose steps are kept: those that were ready first, and last.
@@ -276,6 +209,76 @@ def _numbers(packed: bytes) -> list[float | int | None]:
 
 def _seconds(value: float) -> float:
     return round(value, 3)
+
+
+# Secrets. Known forms of them are left out of all texts, and all texts of nested options.
+
+LEFT_OUT = "[left out]"
+_WORDS = (
+    r"token|passw(?:or)?d|passphrase|pgpass|pwd|secret|credentials?|(?:api|access|private|account|sas)[_-]?key|authorization|"
+    r"cookie|signature"
+)
+_NAME = re.compile(_WORDS, re.IGNORECASE)
+_VALUE = r"""(?:\[left out\]|"[^"]{0,999}"|'[^']{0,999}'|[^\s&,;"'#)\]}]+)"""
+#: Secrets, each after a group that stays. Every repetition that is not at the end is bounded: otherwise the time grows with the
+#: square of the text's length.
+_SECRETS = [
+    re.compile(pattern, re.IGNORECASE | re.DOTALL)
+    for pattern in (
+        r"()-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+        rf"((?:{_WORDS})\w{{0,40}}[\"']?\s{{0,9}}[=:]\s{{0,9}}\[?(?:(?:bearer|basic|token)\s{{1,9}})?){_VALUE}",
+        # words of a command line, and of a sentence
+        rf"(--?[\w-]{{0,20}}(?:{_WORDS})[\w-]{{0,20}}\s{{1,9}}){_VALUE}",
+        rf"((?:{_WORDS})\s{{1,9}}is\s{{1,9}}){_VALUE}",
+        rf"(\b(?:passw(?:or)?d|pgpass|pwd)\s{{1,9}})(?!is\b){_VALUE}",
+        r"(\b\w{1,20}://)[^\s/]{1,300}(?=@)",
+        r"([?&]sig=)[^\s&#]+",
+        # by their own form: of GitHub, GitLab, Hugging Face, Slack and AWS; JSON web tokens
+        r"()\b(?:gh[a-z]_|github_pat_|glpat-|hf_|xox[a-z]-|AKIA|ASIA)[\w-]{16,}",
+        r"()\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?",
+    )
+]
+
+
+def scrub(data: Any) -> Any:
+    """Plain data with known forms of secrets left out of all its texts.
+
+    >>> scrub({"link": "http://localhost:8787/status?token=abc#top", "log": ["password: xyz, ftp://me:pw@host/"]})
+    {'link': 'http://localhost:8787/status?token=[left out]#top', 'log': ['password: [left out], ftp://[left out]@host/']}
+    """
+    if isinstance(data, str):
+        for pattern in _SECRETS:
+            data = pattern.sub(rf"\1{LEFT_OUT}", data)
+        return data
+    if isinstance(data, Mapping):
+        return {scrub(key): scrub(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [scrub(value) for value in data]
+    return data
+
+
+def scrub_options(options: Any, *, nested: bool = False) -> Any:
+    """Options as plain data. All texts in nested options, such as an environment, are left out.
+
+    >>> scrub_options({"name": "x", "my_token": "abc", "worker_options": {"env": {"HOME": "/home/me"}, "port": 3}})
+    {'name': 'x', 'my_token': '[left out]', 'worker_options': {'env': {'HOME': '[left out]'}, 'port': 3}}
+    """
+    if isinstance(options, Mapping):
+        return {
+            str(name): LEFT_OUT
+            if _NAME.search(str(name))
+            else scrub_options(value, nested=nested or isinstance(value, Mapping))
+            for name, value in options.items()
+        }
+    if options is None or isinstance(options, (bool, int, float)):
+        return options
+    if nested:
+        return LEFT_OUT
+    if isinstance(options, (list, tuple, set, frozenset)):
+        return [scrub_options(value) for value in options]
+    if isinstance(options, type):
+        return f"{options.__module__}.{options.__qualname__}"
+    return scrub(str(options))
 
 
 # The file.

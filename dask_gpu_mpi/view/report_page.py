@@ -1,6 +1,7 @@
-"""The self-contained page of a report, which a template and Bokeh make of its data. Imported late, since it imports Bokeh.
+"""The self-contained page of a report: a template, `report.html`, with figures that Bokeh draws of the report's data.
 
-python -m dask_gpu_mpi.view.report_page FILE.json FILE.html    makes the page of an existing JSON file.
+`page` makes it, of a tab for each function below, then come the figures. `view.report_data` imports this late, since it imports
+Bokeh. ``python -m dask_gpu_mpi.view.report_page FILE.json FILE.html`` makes the page of an existing JSON file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from bokeh import models
@@ -22,11 +23,12 @@ from bokeh.embed import components
 from bokeh.palettes import Category10, Category20, Viridis256
 from bokeh.plotting import figure
 from bokeh.resources import Resources
+from dask.utils import natural_sort_key
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from dask_gpu_mpi.base.files import replace
-from dask_gpu_mpi.base.text import fold_names, format_bytes, natural, one_line
+from dask_gpu_mpi.base.text import fold_names, format_bytes, one_line
 from dask_gpu_mpi.base.versions import documentation
 from dask_gpu_mpi.machine.nvidia import SLOWED
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
@@ -40,6 +42,7 @@ MOST_RANKS, MOST_ROWS, MOST_PAIRS = 8, 256, 20
 def page(data: Mapping[str, Any]) -> str:
     """The page as text."""
     record = data["record"]
+    # what the template gets of each tab, and the figures of each
     tabs: dict[str, Any] = {"start": _start(data["start"])}
     if record is not None:
         tabs |= {
@@ -50,8 +53,10 @@ def page(data: Mapping[str, Any]) -> str:
             "transfers": _transfers(record),
             "events": _events(record),
         }
-    figures = {f"{tab}-{n}": each for tab in tabs for n, each in enumerate(tabs[tab].pop("figures", ()))}
-    script, elements = components(figures) if figures else ("", {})
+    figures = {tab: content.pop("figures", []) for tab, content in tabs.items()}
+    all_figures = [figure for of_tab in figures.values() for figure in of_tab]
+    script, elements = components(all_figures) if all_figures else ("", ())
+    places = iter(elements)
     svg = data["plan_picture"].encode("utf-8", "backslashreplace")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"size": _size, "value": _value, "linked": _linked}
@@ -64,7 +69,7 @@ def page(data: Mapping[str, Any]) -> str:
         bars=_bars(data["summary"]),
         called=CALLED,
         picture=base64.b64encode(svg).decode(),
-        figures={tab: [html for name, html in elements.items() if name.split("-")[0] == tab] for tab in tabs},
+        figures={tab: [next(places) for _ in of_tab] for tab, of_tab in figures.items()},
         bokeh=Resources("inline", components=["bokeh"]).render(),
         script=script,
     )
@@ -119,35 +124,29 @@ def _start(start: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gpus(record: Mapping[str, Any]) -> dict[str, Any]:
-    known = [each for worker in record["workers"] for each in worker["device_memory"]]
-    return {
-        "figures": _over_time(
-            record,
-            ("GPU use, %", _of_gpus(record, "gpu"), NUMBER, 100.0),
-            ("GPU memory in use", _of_gpus(record, "gpu_memory"), BYTES, max(known, default=0) or None),
-            ("allocated by RMM", _quantity(record, "rmm"), BYTES, None),
-            ("spilled from the GPU", _quantity(record, "gpu_spilled"), BYTES, None),
-            ("spilled by cuDF", _quantity(record, "cudf_spilled"), BYTES, None),
-            ("power, W", _of_gpus(record, "gpu_power"), NUMBER, None),
-            ("temperature, °C", _of_gpus(record, "gpu_temperature"), NUMBER, None),
-            ("PCIe, bytes per second", _of_gpus(record, "gpu_pcie"), BYTES, None),
-            ("NVLink, bytes per second", _of_gpus(record, "gpu_nvlink"), BYTES, None),
-        ),
-        "peaks": [
-            row
-            for worker in _workers(record)
-            for place in range(MOST_GPUS)
-            if (row := _gpu_peaks(record, worker, place))
-        ],
-    }
+    """GPUs over time, and a table of their peaks."""
+    sizes = [size for worker in record["workers"] for size in worker["device_memory"]]
+    charts = [
+        Chart("GPU use, %", _of_gpus(record, "gpu"), NUMBER, 100.0),
+        Chart("GPU memory in use", _of_gpus(record, "gpu_memory"), BYTES, max(sizes, default=0) or None),
+        Chart("allocated by RMM", _of_workers(record, "rmm"), BYTES),
+        Chart("spilled from the GPU", _of_workers(record, "gpu_spilled"), BYTES),
+        Chart("spilled by cuDF", _of_workers(record, "cudf_spilled"), BYTES),
+        Chart("power, W", _of_gpus(record, "gpu_power"), NUMBER),
+        Chart("temperature, °C", _of_gpus(record, "gpu_temperature"), NUMBER),
+        Chart("PCIe, bytes per second", _of_gpus(record, "gpu_pcie"), BYTES),
+        Chart("NVLink, bytes per second", _of_gpus(record, "gpu_nvlink"), BYTES),
+    ]
+    rows = [_gpu_peaks(record, worker, place) for worker in _workers(record) for place in range(MOST_GPUS)]
+    return {"figures": _drawn(charts, record), "peaks": [row for row in rows if row]}
 
 
-def _gpu_peaks(record: Mapping[str, Any], worker: Mapping[str, Any], place: int) -> list[Any] | None:
-    """The row of one of a worker's GPUs; None: there are no figures of such a GPU."""
+def _gpu_peaks(record: Mapping[str, Any], worker: Mapping[str, Any], place: int) -> list[Any]:
+    """The row of one of a worker's GPUs; empty: there are no figures of such a GPU."""
     names = ("gpu", "gpu_memory", "gpu_power", "gpu_temperature")
     use, memory, power, temperature = (worker["peaks"].get(of_gpu(name, place)) for name in names)
     if use is None and memory is None:
-        return None
+        return []
     energy, sizes = worker.get("energy", ()), worker["device_memory"]
     readings = (power, temperature, energy[place] if place < len(energy) else None)
     return [
@@ -170,28 +169,21 @@ def _slowed(columns: Mapping[str, Any], place: int) -> str:
 
 
 def _memory(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "figures": _over_time(
-            record,
-            ("memory of the worker's process", _quantity(record, "memory"), BYTES, None),
-            ("results that Dask holds (managed memory)", _quantity(record, "managed"), BYTES, None),
-            ("spilled to disk", _quantity(record, "spilled"), BYTES, None),
-            ("CPU, % of a core", _quantity(record, "cpu"), NUMBER, None),
-        ),
-        "peaks": [
-            [
-                worker["name"],
-                worker["host"],
-                _size(peaks.get("memory", 0)),
-                _size(worker["memory_limit"]) if worker["memory_limit"] else "no limit",
-                _size(peaks.get("managed", 0)),
-                _size(peaks.get("spilled")),
-                round(peaks.get("cpu", 0)),
-            ]
-            for worker in _workers(record)
-            for peaks in [worker["peaks"]]
-        ],
-    }
+    """Memory and CPU of workers over time, and a table of their peaks."""
+    charts = [
+        Chart("memory of the worker's process", _of_workers(record, "memory"), BYTES),
+        Chart("results that Dask holds (managed memory)", _of_workers(record, "managed"), BYTES),
+        Chart("spilled to disk", _of_workers(record, "spilled"), BYTES),
+        Chart("CPU, % of a core", _of_workers(record, "cpu"), NUMBER),
+    ]
+    rows = []
+    for worker in _workers(record):
+        peaks = worker["peaks"]
+        limit = _size(worker["memory_limit"]) if worker["memory_limit"] else "no limit"
+        memory, managed = _size(peaks.get("memory", 0)), _size(peaks.get("managed", 0))
+        spilled, cpu = _size(peaks.get("spilled")), round(peaks.get("cpu", 0))
+        rows.append([worker["name"], worker["host"], memory, limit, managed, spilled, cpu])
+    return {"figures": _drawn(charts, record), "peaks": rows}
 
 
 def _tasks(tasks: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,7 +201,7 @@ def _tasks(tasks: Mapping[str, Any]) -> dict[str, Any]:
     lanes = tasks["lanes"]
     several = {worker for worker, thread in lanes if thread}
     labels = [f"{worker} thread {thread}" if worker in several else worker for worker, thread in lanes]
-    order = sorted(range(len(lanes)), key=lambda lane: (natural(lanes[lane][0]), lanes[lane][1]))
+    order = sorted(range(len(lanes)), key=lambda lane: (natural_sort_key(lanes[lane][0]), lanes[lane][1]))
     figure = bars(
         "task stream",
         [labels[lane] for lane in order],
@@ -284,18 +276,30 @@ def _events(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _over_time(
-    record: Mapping[str, Any], *charts: tuple[str, Mapping[str, Any], str, float | None]
-) -> list[Any]:
-    """A figure for each quantity that some worker reports: title, values by worker, form of numbers, end of the scale."""
+class Chart(NamedTuple):
+    """A quantity over time."""
+
+    title: str
+    #: By worker, or by GPU.
+    rows: Mapping[str, Sequence[float | None]]
+    #: Of the numbers, `BYTES` or `NUMBER`.
+    form: str
+    #: The end of the scale; None: the largest value.
+    high: float | None = None
+
+
+def _drawn(charts: Iterable[Chart], record: Mapping[str, Any]) -> list[Any]:
+    """A figure for each chart that has values; without an end of the scale, values other than 0."""
+    times = record["series"]["times"]
     return [
-        over_time(title, record["series"]["times"], rows, form, high)
-        for title, rows, form, high in charts
-        if rows and (high is not None or any(any(row) for row in rows.values()))
+        over_time(chart.title, times, chart.rows, chart.form, chart.high)
+        for chart in charts
+        if chart.rows and (chart.high is not None or any(any(row) for row in chart.rows.values()))
     ]
 
 
-def _quantity(record: Mapping[str, Any], quantity: str) -> dict[str, Sequence[float | None]]:
+def _of_workers(record: Mapping[str, Any], quantity: str) -> dict[str, Sequence[float | None]]:
+    """A row for each worker that reports this quantity."""
     found = {name: columns.get(quantity) or () for name, columns in record["series"]["workers"].items()}
     return {name: values for name, values in found.items() if any(value is not None for value in values)}
 
@@ -305,7 +309,7 @@ def _of_gpus(record: Mapping[str, Any], quantity: str) -> dict[str, Sequence[flo
     return {
         _gpu_name(worker, place): values
         for place in range(MOST_GPUS)
-        for worker, values in _quantity(record, of_gpu(quantity, place)).items()
+        for worker, values in _of_workers(record, of_gpu(quantity, place)).items()
     }
 
 
@@ -315,7 +319,7 @@ def _gpu_name(worker: str, place: int) -> str:
 
 def _workers(record: Mapping[str, Any]) -> list[Any]:
     """The workers for the tables, in the order of their names."""
-    return sorted(record["workers"], key=lambda worker: natural(worker["name"]))[:MOST_ROWS]
+    return sorted(record["workers"], key=lambda worker: natural_sort_key(worker["name"]))[:MOST_ROWS]
 
 
 def _linked(text: str) -> Markup:
@@ -330,6 +334,7 @@ def _linked(text: str) -> Markup:
 
 
 def _size(number: float | None) -> str:
+    """Bytes, or "-" if they are not known."""
     return "-" if number is None else format_bytes(int(number)) if number else "0"
 
 
@@ -381,7 +386,7 @@ def over_time(
     high: float | None = None,
 ) -> Any:
     """A quantity of each worker over time: lines, or for many workers a heat map; `high` is the end of the scale."""
-    names = sorted(rows, key=natural)
+    names = sorted(rows, key=natural_sort_key)
     values = np.array([rows[name] for name in names], dtype=float)
     if high is None:
         high = float(np.nanmax(values)) if np.isfinite(values).any() else 1.0
@@ -397,7 +402,7 @@ def over_time(
 
 def matrix(title: str, cells: Mapping[tuple[str, str], float], form: str) -> Any:
     """Senders from left to right, receivers from top to bottom."""
-    names = sorted({name for pair in cells for name in pair}, key=natural)
+    names = sorted({name for pair in cells for name in pair}, key=natural_sort_key)
     place = {name: number for number, name in enumerate(names)}
     size = len(names)
     values = np.full((size, size), np.nan)
@@ -478,6 +483,7 @@ def on_grid(times: Sequence[float], values: Any) -> tuple[Any, float]:
 
 
 def _lines(title: str, times: Sequence[float], rows: Mapping[str, Any], form: str, high: float) -> Any:
+    """A line for each worker, in the colour that the legend has for it."""
     plot = _figure(title, 260, y_range=(0, high * 1.05))
     plot.yaxis.ticker, plot.yaxis.formatter = _ticker(form), models.NumeralTickFormatter(format=form)
     for colour, (name, values) in zip(Category10[10], rows.items(), strict=False):
@@ -530,6 +536,7 @@ def _heat_map(
 
 
 def _figure(title: str, height: int, x_label: str = SECONDS, **more: Any) -> Any:
+    """An empty figure in the colours of the page."""
     plot: Any = figure(
         title=title,
         height=height,
@@ -552,10 +559,12 @@ def _figure(title: str, height: int, x_label: str = SECONDS, **more: Any) -> Any
 
 
 def _height(rows: int) -> int:
+    """Pixels for so many rows: fewer for each, the more there are."""
     return min(1200, 110 + max(14, min(28, 600 // max(1, rows))) * rows)
 
 
 def _label_rows(plot: Any, names: Sequence[str]) -> None:
+    """Write the names of rows, of which the first is at the top, at the vertical axis."""
     labels = {len(names) - number - 0.5: name for number, name in _labelled(names)}
     plot.yaxis.ticker, plot.yaxis.major_label_overrides = models.FixedTicker(ticks=list(labels)), labels
     plot.ygrid.grid_line_color = None

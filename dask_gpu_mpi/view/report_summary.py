@@ -1,6 +1,7 @@
 """The summary of a report: were the GPUs busy, where did the time go, what to change (docs/report.md).
 
-Pure functions of the report's data. `RULES` is the list of those with advice.
+Pure functions of the report's data, which `view.report_data` puts together. First the figures are made (`_usage`), then lines
+of them; `RULES` is the list of the functions with advice. The job prints the lines with ``--summary`` (`printed`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dask_gpu_mpi.base.text import counted, format_bytes, natural
+from dask.utils import natural_sort_key
+
+from dask_gpu_mpi.base.text import counted, format_bytes
 from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, reasons_of
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
 
@@ -106,7 +109,7 @@ def _usage(data: Data) -> dict[str, Any]:
     kinds = {str(worker["name"]): worker["kind"] for worker in data["plan"]["workers"]}
     workers = [
         {**_shares(worker, record, begin, seconds), "kind": kinds.get(worker["name"], "cpu")}
-        for worker in sorted(record["workers"], key=lambda worker: natural(worker["name"]))
+        for worker in sorted(record["workers"], key=lambda worker: natural_sort_key(worker["name"]))
     ]
     # in a job with GPUs, the question is not about CPU workers
     kind = "gpu" if any(worker["kind"] == "gpu" for worker in workers) else "cpu"
@@ -132,25 +135,28 @@ def _shares(worker: Data, record: Data, begin: float, seconds: float) -> dict[st
     """
     spent, threads = worker["seconds"], max(1, worker["threads"])
     of_all = seconds * threads
-    computing = min(1.0, spent["computing"] / of_all)
+    left = 1.0
+
+    def cut(part: float) -> float:
+        nonlocal left
+        share = min(left, max(0.0, part))
+        left -= share
+        return share
+
     waits = (spent["transfer"] + spent["disk"]) / of_all
-    data = min(1.0 - computing, waits)
-    scheduler = min(1.0 - computing - data, max(0.0, spent["assigned"] / of_all - computing - data))
-    rest = 1.0 - computing - data - scheduler
-    absent = min(rest, max(0.0, 1.0 - spent["present"] / seconds))
-    idle = min(rest - absent, max(0.0, 1.0 - record["busy"]["seconds"] / seconds))
-    times, columns = record["series"]["times"], record["series"]["workers"].get(worker["name"], {})
-    uses = [zip(times, columns.get(of_gpu("gpu", place), ()), strict=False) for place in range(MOST_GPUS)]
-    use = [value for of_one in uses for at, value in of_one if value is not None and at >= begin]
+    computing, data = cut(spent["computing"] / of_all), cut(waits)
+    scheduler = cut(spent["assigned"] / of_all - computing - data)
+    absent = cut(1.0 - spent["present"] / seconds)
+    idle = cut(1.0 - record["busy"]["seconds"] / seconds)
     shares = {
         "computing": computing,
         "data": data,
-        "tasks": rest - absent - idle + scheduler,
+        "tasks": left + scheduler,
         "idle": idle,
         "absent": absent,
         "scheduler": scheduler,
         "disk": data * spent["disk"] / of_all / waits if waits else 0.0,
-        "gpu": sum(use) / len(use) / 100 if use else None,
+        "gpu": _gpu_use(record["series"], worker["name"], begin),
     }
     return {
         "name": worker["name"],
@@ -158,6 +164,18 @@ def _shares(worker: Data, record: Data, begin: float, seconds: float) -> dict[st
         "threads": threads,
         **{name: None if share is None else round(share, 4) for name, share in shares.items()},
     }
+
+
+def _gpu_use(series: Data, worker: str, begin: float) -> float | None:
+    """The mean use of a worker's GPUs since then; None: not known."""
+    columns = series["workers"].get(worker, {})
+    known = [
+        value
+        for place in range(MOST_GPUS)
+        for at, value in zip(series["times"], columns.get(of_gpu("gpu", place), ()), strict=False)
+        if value is not None and at >= begin
+    ]
+    return sum(known) / len(known) / 100 if known else None
 
 
 def _mean(workers: Sequence[Data]) -> dict[str, Any]:
@@ -173,39 +191,42 @@ def _mean(workers: Sequence[Data]) -> dict[str, Any]:
 def _where(data: Data, mean: Data, begin: float, seconds: float, threads: int) -> list[dict[str, Any]]:
     """Parts of the script's time, as a mean of all threads of workers, the largest first; and the start before it."""
     record = data["record"]
-    by_prefix = {each["name"]: each["seconds"].get("compute", 0.0) for each in record["prefixes"]}
-    # tasks that still run, or have run before the record, are in one of the two only
-    of_all = max(sum(by_prefix.values()), mean["computing"] * seconds * threads)
-    largest = sorted(by_prefix, key=lambda name: -by_prefix[name])[:MOST_PREFIXES]
-    parts = {f"tasks: {name}": mean["computing"] * by_prefix[name] / of_all for name in largest if of_all}
-    parts |= {
-        "other and unfinished tasks": mean["computing"] - sum(parts.values()),
+    parts = {
+        **_computing_parts(record["prefixes"], mean["computing"], seconds * threads),
         "transfers": mean["data"] - mean["disk"],
         "reading spilled data": mean["disk"],
         SCHEDULER: mean["scheduler"],
         "too few tasks": mean["tasks"] - mean["scheduler"],
         "workers not there": mean["absent"],
+        **_idle_parts(record["busy"], mean["idle"], begin, seconds),
     }
-    first, last = record["busy"]["first"], record["busy"]["last"]
-    before = seconds if first is None else min(seconds, max(0.0, first - begin))
-    after = 0.0 if last is None else max(0.0, begin + seconds - last)
-    of_idle = {"no task yet": before, "no more tasks": after}
-    of_idle["no tasks between"] = max(0.0, seconds * mean["idle"] - before - after)
-    scale = mean["idle"] / (sum(of_idle.values()) or 1.0)
-    parts |= {name: value * scale for name, value in of_idle.items()}
     found = [
         {"what": what, "share": round(share, 4), "seconds": round(share * seconds, 3)}
         for what, share in sorted(parts.items(), key=lambda part: -part[1])
         if share >= 0.0005
     ]
-    return [
-        *found,
-        {
-            "what": "start of the cluster, before the script",
-            "share": None,
-            "seconds": data["job"]["ready_after"],
-        },
-    ]
+    start = data["job"]["ready_after"]
+    return [*found, {"what": "start of the cluster, before the script", "share": None, "seconds": start}]
+
+
+def _computing_parts(prefixes: Sequence[Data], computing: float, seconds: float) -> dict[str, float]:
+    """The share of computing, divided by prefixes of tasks; `seconds`: the time of all threads."""
+    by_prefix = {each["name"]: each["seconds"].get("compute", 0.0) for each in prefixes}
+    # tasks that still run, or have run before the record, are in one of the two only
+    of_all = max(sum(by_prefix.values()), computing * seconds)
+    largest = sorted(by_prefix, key=lambda name: -by_prefix[name])[:MOST_PREFIXES]
+    parts = {f"tasks: {name}": computing * by_prefix[name] / of_all for name in largest if of_all}
+    return parts | {"other and unfinished tasks": computing - sum(parts.values())}
+
+
+def _idle_parts(busy: Data, idle: float, begin: float, seconds: float) -> dict[str, float]:
+    """The share of idle time, divided into that before, between and after the job's tasks."""
+    before = seconds if busy["first"] is None else min(seconds, max(0.0, busy["first"] - begin))
+    after = 0.0 if busy["last"] is None else max(0.0, begin + seconds - busy["last"])
+    between = max(0.0, seconds * idle - before - after)
+    parts = {"no task yet": before, "no more tasks": after, "no tasks between": between}
+    scale = idle / (sum(parts.values()) or 1.0)
+    return {name: value * scale for name, value in parts.items()}
 
 
 def _busy_lines(usage: Data) -> list[str]:
@@ -283,37 +304,47 @@ def script_alone(data: Data) -> list[str]:
 
 
 def too_few_tasks(data: Data) -> list[str]:
-    """Workers wait for tasks while others work: the last round is not full, or there are few partitions, or one long task."""
-    summary = data["summary"]
-    mean, threads = summary["mean"], summary["threads"]
+    """Workers wait for tasks while others work: one task is long, the last round is not full, or there are few partitions."""
+    mean = data["summary"]["mean"]
     lacking = mean["tasks"] - mean["scheduler"]
     if lacking < MOST_WAITING:
         return []
     waited = f"workers waited for tasks for {_percent(lacking)} of the script's time"
-    few = [
+    prefixes = [each for each in data["record"]["prefixes"] if each["tasks"]]
+    by_time = {each["name"]: each["seconds"].get("compute", 0.0) for each in prefixes}
+    largest = max(prefixes, key=lambda each: by_time[each["name"]], default=None)
+    if largest is not None and by_time[largest["name"]] >= 0.5 * sum(by_time.values()):
+        usual = by_time[largest["name"]] / largest["tasks"]
+        line = _straggler(data, largest, usual, waited) or _last_round(data, largest, usual, waited, lacking)
+        if line:
+            return [line]
+    return [
         f"{waited}: fewer tasks could run than there were {_units(data)}. Fix: more and smaller partitions, or fewer workers"
     ]
-    prefixes = {each["name"]: each for each in data["record"]["prefixes"] if each["tasks"]}
-    by_time = {name: each["seconds"].get("compute", 0.0) for name, each in prefixes.items()}
-    largest = max(by_time, key=lambda name: by_time[name], default="")
-    if not by_time or by_time[largest] < 0.5 * sum(by_time.values()):
-        return few
-    tasks, seconds = prefixes[largest]["tasks"], by_time[largest]
-    longest, usual = _longest(data["record"]["tasks"], largest), seconds / tasks
-    if longest >= STRAGGLER * usual and longest >= STRAGGLER_SHARE * summary["seconds"]:
-        return [
-            f"one task of {largest!r} took {_time(longest)}, the mean of {tasks} is {_time(usual)}; {waited}. "
-            "Fix: partitions of equal size (repartition), or smaller ones"
-        ]
+
+
+def _straggler(data: Data, prefix: Data, usual: float, waited: str) -> str:
+    """The line if one task of this prefix took far longer than is usual; else empty."""
+    longest = _longest(data["record"]["tasks"], prefix["name"])
+    if longest < STRAGGLER * usual or longest < STRAGGLER_SHARE * data["summary"]["seconds"]:
+        return ""
+    return (
+        f"one task of {prefix['name']!r} took {_time(longest)}, the mean of {prefix['tasks']} is {_time(usual)}; {waited}. "
+        "Fix: partitions of equal size (repartition), or smaller ones"
+    )
+
+
+def _last_round(data: Data, prefix: Data, usual: float, waited: str, lacking: float) -> str:
+    """The line if the tasks of this prefix do not fill all threads in their last round, and that explains much; else empty."""
+    tasks, threads = prefix["tasks"], data["summary"]["threads"]
     idle = -tasks % threads
-    # otherwise it explains little of the time
-    if 2 * idle * usual >= lacking * summary["seconds"] * threads:
-        when = "at the end" if tasks > threads else "all the time"
-        return [
-            f"{counted(tasks, 'task')} of {largest!r} for {_units(data)}: {idle} idle {when}; {waited}. Fix: a multiple "
-            f"of {threads} partitions, or many more than {threads}"
-        ]
-    return few
+    if 2 * idle * usual < lacking * data["summary"]["seconds"] * threads:
+        return ""
+    when = "at the end" if tasks > threads else "all the time"
+    return (
+        f"{counted(tasks, 'task')} of {prefix['name']!r} for {_units(data)}: {idle} idle {when}; {waited}. Fix: a multiple "
+        f"of {threads} partitions, or many more than {threads}"
+    )
 
 
 def short_tasks(data: Data) -> list[str]:

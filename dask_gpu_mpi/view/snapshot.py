@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dask.utils import natural_sort_key
+
 from dask_gpu_mpi.base.plain_data import from_plain, unpack
-from dask_gpu_mpi.base.text import natural, printable
+from dask_gpu_mpi.base.text import printable
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.machine.nvidia import reasons_of
@@ -112,7 +114,7 @@ def snapshot_of(identity: Mapping[str, Any], job: Mapping[str, Any] | None, now:
     joined: list[Row] = []
     for name, (address, worker) in workers.items():  # from another job, or not started by us
         joined += _rows_of(str(worker.get("host", "")), name, [(None, None)], address, worker)
-    rows += sorted(joined, key=lambda row: (row.node, natural(row.worker)))
+    rows += sorted(joined, key=lambda row: (row.node, natural_sort_key(row.worker)))
     return Snapshot(
         time=job.get("now", now),
         scheduler=printable(str(identity.get("address", ""))),

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.check.rules import known_bad
+from dask_gpu_mpi.machine import Gpu
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
-from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import gpu_health, parse_visible, visible_gpus
 from dask_gpu_mpi.machine.scratch import filesystem_of
 from dask_gpu_mpi.mpi.library import SETTING, cross_check, is_mpich_before_5

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import PlacementError
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, hypothetical_job
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Plan

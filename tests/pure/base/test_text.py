@@ -1,4 +1,4 @@
-"""Texts for people: numbers, names and sizes, folded, sorted and made harmless; and the sizes that people write."""
+"""Texts for people: numbers, names and sizes, folded and made harmless; and the sizes that people write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from dask_gpu_mpi.base.text import (
     fold_names,
     format_bytes,
-    natural,
     parse_bytes,
     parse_memory_limit,
     printable,
@@ -33,14 +32,6 @@ from support.mocks.inputs import GIB
 )
 def test_fold_names(hosts: str, text: str) -> None:
     assert fold_names(hosts.split()) == text
-
-
-@pytest.mark.parametrize(
-    "names",
-    [["2-0", "2-1", "10-0", "10-cpu-0"], ["9", "9-1", "10"], ["a", "a2", "a10", "b1"], ["", "1", "²"]],
-)
-def test_numbers_in_names_count_as_numbers(names: list[str]) -> None:
-    assert sorted({*names}, key=natural) == names
 
 
 def test_text_of_others_moves_no_cursor_and_is_xml() -> None:

@@ -10,7 +10,7 @@ import pytest
 from dask_gpu_mpi.base.text import plain_text
 from dask_gpu_mpi.check.report import Finding, Level, Report, as_data, display, merge
 from dask_gpu_mpi.check.tasks import KernelResult
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine import Gpu
 from dask_gpu_mpi.machine.scratch import Scratch
 from support.mocks.preflights import GIB, VERSIONS, evidence, gpu, inventory, observed
 

@@ -11,7 +11,7 @@ from dask_gpu_mpi.check.report import Evidence, Report
 from dask_gpu_mpi.check.rules import KNOWN_BAD, LEAST_SCRATCH, apply_rules, known_bad
 from dask_gpu_mpi.check.tasks import NOT_INSTALLED, PYTHON, KernelResult
 from dask_gpu_mpi.errors import Problem
-from dask_gpu_mpi.machine.gpus import Promise
+from dask_gpu_mpi.machine import Promise
 from dask_gpu_mpi.machine.scratch import Scratch
 from support.mocks.preflights import GIB, GREEN, VERSIONS, bad, evidence, gpu, inventory, observed, only
 

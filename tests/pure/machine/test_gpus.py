@@ -1,4 +1,4 @@
-"""The GPUs of a host, put together from what its ranks see."""
+"""The network devices near a GPU, in an emulated /sys."""
 
 from __future__ import annotations
 
@@ -7,49 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host, nearest_ports
-
-
-def gpu(uuid: str = "GPU-a", index: int = 0, **more: object) -> Gpu:
-    return Gpu(uuid=uuid, index=index, name="A100", memory=100, **more)  # type: ignore[arg-type]
-
-
-def test_each_once_in_pci_order() -> None:
-    """Without PCI the index gives the order."""
-    one, two = gpu("GPU-b", 0, pci="0:2"), gpu("GPU-a", 0, pci="0:1")
-    assert gpus_of_host([(10, [one]), (20, [two, one])]) == [two, one]
-    found = [gpu("MIG-a", 1, slice=1), gpu("MIG-b", 1, slice=0), gpu("GPU-c", 0)]
-    assert [each.uuid for each in gpus_of_host([(1, found)])] == ["GPU-c", "MIG-b", "MIG-a"]
-
-
-@pytest.mark.parametrize(
-    ("free", "least"), [((5, 3), 3), ((-1, 3), 3), ((5, -1), 5), ((-1, -1), -1), ((0, 3), 0)]
-)
-def test_the_least_free_memory_that_a_rank_saw_counts(free: tuple[int, int], least: int) -> None:
-    (found,) = gpus_of_host([(1, [gpu(free=free[0])]), (2, [gpu(free=free[1])])])
-    assert found.free == least
-
-
-@pytest.mark.parametrize(
-    ("views", "processes"),
-    [
-        ([((7, 3),), ((7, 5),)], ((7, 5),)),
-        # a size that one rank was told
-        ([((7, None),), ((7, 3),)], ((7, 3),)),
-        ([((7, 3),), ((7, None),)], ((7, 3),)),
-        ([((7, None),), ()], ((7, None),)),
-        # the ranks themselves
-        ([((2, 3), (8, 1)), ((1, 3),)], ((8, 1),)),
-    ],
-)
-def test_the_other_processes_as_the_worst_that_a_rank_saw(
-    views: list[tuple[tuple[int, int | None], ...]], processes: tuple[tuple[int, int | None], ...]
-) -> None:
-    (found,) = gpus_of_host((pid, [gpu(processes=seen)]) for pid, seen in enumerate(views, 1))
-    assert found.processes == processes
-
-
-# -- network devices near a GPU, in an emulated /sys
+from dask_gpu_mpi.machine import nearest_ports
 
 #: A GPU and a port under one switch, a port under the same root, one of the same NUMA node, and one of the other.
 GPU = "pci0000:17/0000:17:01.0/0000:18:00.0/0000:19:00.0/0000:1b:00.0"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import InputError, OptionError
+from dask_gpu_mpi.machine import why_none
 from dask_gpu_mpi.machine.cgroups import cpu_quota
-from dask_gpu_mpi.machine.gpus import why_none
 from dask_gpu_mpi.machine.inventory import hypothetical_job, take_inventory
 from dask_gpu_mpi.machine.nvidia import visible_gpus
 from support.mocks.nvml.pynvml import LOST, MISMATCH, UNKNOWN, Nvml, device

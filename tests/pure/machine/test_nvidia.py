@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine import Gpu
 from dask_gpu_mpi.machine.nvidia import (
     device_figures,
     gpu_health,

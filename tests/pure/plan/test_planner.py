@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import PlacementError, WorldTooSmallException
-from dask_gpu_mpi.machine.gpus import Promise
+from dask_gpu_mpi.machine import Promise
 from dask_gpu_mpi.machine.inventory import hypothetical_job
 from support.mocks.inputs import GIB, gpu, names, one_host, plan, rank
 

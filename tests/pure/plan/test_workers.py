@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import PlacementError
-from dask_gpu_mpi.machine import inventory
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine import Gpu, inventory
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.workers import excess_warnings, share_cores
+from dask_gpu_mpi.plan.workers import excess_warnings, gpus_of_host, share_cores
 from support.mocks.inputs import GIB, gpu, names, one_host, plan, rank
 
 #: Nodes of the size that the expectations below are for.
@@ -229,3 +228,45 @@ def test_limits_that_are_more_than_the_host_has_are_told_once_for_hosts_alike() 
     told = "on h[4-5], 4 workers with a memory limit of 2.00 GiB each may use more than the 8.00 GiB"
     assert first.startswith(told)
     assert second.startswith("on h6, 1 workers with a memory limit of 2 B")
+
+
+# -- the GPUs of a host, put together from what its ranks see
+
+
+def seen_gpu(uuid: str = "GPU-a", index: int = 0, **more: object) -> Gpu:
+    return Gpu(uuid=uuid, index=index, name="A100", memory=100, **more)  # type: ignore[arg-type]
+
+
+def test_a_gpu_that_several_ranks_see_counts_once_in_pci_order() -> None:
+    """Without PCI the index gives the order."""
+    one, two = seen_gpu("GPU-b", 0, pci="0:2"), seen_gpu("GPU-a", 0, pci="0:1")
+    assert gpus_of_host([(10, [one]), (20, [two, one])]) == [two, one]
+    found = [seen_gpu("MIG-a", 1, slice=1), seen_gpu("MIG-b", 1, slice=0), seen_gpu("GPU-c", 0)]
+    assert [each.uuid for each in gpus_of_host([(1, found)])] == ["GPU-c", "MIG-b", "MIG-a"]
+
+
+@pytest.mark.parametrize(
+    ("free", "least"), [((5, 3), 3), ((-1, 3), 3), ((5, -1), 5), ((-1, -1), -1), ((0, 3), 0)]
+)
+def test_the_least_free_memory_that_a_rank_saw_counts(free: tuple[int, int], least: int) -> None:
+    (found,) = gpus_of_host([(1, [seen_gpu(free=free[0])]), (2, [seen_gpu(free=free[1])])])
+    assert found.free == least
+
+
+@pytest.mark.parametrize(
+    ("views", "processes"),
+    [
+        ([((7, 3),), ((7, 5),)], ((7, 5),)),
+        # a size that one rank was told
+        ([((7, None),), ((7, 3),)], ((7, 3),)),
+        ([((7, 3),), ((7, None),)], ((7, 3),)),
+        ([((7, None),), ()], ((7, None),)),
+        # the ranks themselves
+        ([((2, 3), (8, 1)), ((1, 3),)], ((8, 1),)),
+    ],
+)
+def test_the_other_processes_as_the_worst_that_a_rank_saw(
+    views: list[tuple[tuple[int, int | None], ...]], processes: tuple[tuple[int, int | None], ...]
+) -> None:
+    (found,) = gpus_of_host((pid, [seen_gpu(processes=seen)]) for pid, seen in enumerate(views, 1))
+    assert found.processes == processes

@@ -14,7 +14,7 @@ import pytest
 from dask_gpu_mpi.base.plain_data import pack, unpack
 from dask_gpu_mpi.view import recorder as module
 from dask_gpu_mpi.view.heartbeat import ACTIONS, Series
-from dask_gpu_mpi.view.recorder import (
+from dask_gpu_mpi.view.task_record import (
     MOST_GAPS,
     MOST_LANES,
     MOST_OF_TASK,

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.resolve import resolve

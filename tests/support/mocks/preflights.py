@@ -9,7 +9,7 @@ from typing import Any
 from dask_gpu_mpi.check.report import Evidence, Finding, Transfer
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.check.tasks import DISTRIBUTIONS, NOT_INSTALLED, PYTHON, KernelResult, Observations
-from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.options.model import Options
