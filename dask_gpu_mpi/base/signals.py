@@ -237,14 +237,9 @@ def undisturbed() -> Iterator[None]:
             action.restore()
 
 
-def python_ends(frame: FrameType | None) -> bool:
-    """Whether the main program has ended: Python waits for threads, or calls what `atexit` has, and drops what they raise.
-
-    `frame`: the main thread's, as a handler gets it. While the program runs, one of its callers is in a module ``__main__``.
-    """
-    while frame is not None and frame.f_globals.get("__name__") != "__main__":
-        frame = frame.f_back
-    return frame is None or not threading.main_thread().is_alive()
+def python_ends() -> bool:
+    """Whether the main program has ended: Python waits for threads, or calls what `atexit` has, and drops what they raise."""
+    return getattr(threading, "_SHUTTING_DOWN", False) or not threading.main_thread().is_alive()
 
 
 def insist_on(code: int) -> None:

@@ -392,7 +392,7 @@ def on_signal(number: int, frame: FrameType | None) -> None:
 
     cluster = script_cluster()
     if cluster is not None:
-        ends = python_ends(frame)
+        ends = python_ends()
         if ends and cluster.state is State.ENDED and not cluster.member.leave_open:
             return
         try:

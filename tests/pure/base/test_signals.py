@@ -256,46 +256,6 @@ def program(text: str, **how: Any) -> psutil.Popen:
     return started
 
 
-@pytest.mark.parametrize("how", ["script", "-c", "-m"])
-def test_the_end_of_the_main_program(how: str, tmp_path: Path) -> None:
-    """It is over while Python waits for an executor, and in `atexit`, even in a function of the main program."""
-    text = textwrap.dedent("""
-        import atexit, concurrent.futures, signal, threading, time
-        from dask_gpu_mpi.base.signals import python_ends
-
-        found = []
-        signal.signal(signal.SIGUSR1, lambda number, frame: found.append(python_ends(frame)))
-
-        def work():
-            try:
-                while True:
-                    time.sleep(0.01)
-                    executor.submit(int)
-            except RuntimeError:  # Python waits for executors
-                tell()
-
-        def tell():
-            before = len(found)
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-            while len(found) == before:
-                time.sleep(0.01)
-
-        atexit.register(lambda: print(found, flush=True))
-        atexit.register(tell)
-        tell()
-        executor = concurrent.futures.ThreadPoolExecutor(1)
-        executor.submit(work)
-    """)
-    path = tmp_path / "the_program.py"
-    path.write_text(text)
-    words = {"script": [str(path)], "-c": ["-c", text], "-m": ["-m", path.stem]}[how]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("[False, True, True]\n", "")
-
-
 def test_programs_are_ended(capsys: pytest.CaptureFixture[str]) -> None:
     """With what they have started, by force if need be; what ends by itself is not reported."""
     ends = program("import time; time.sleep(0.3)")
