@@ -101,6 +101,14 @@ TABLE: tuple[PrivateName, ...] = (
         without="SIGTERM while Python ends has the exit code of the script",
     ),
     *_of(
+        "threading",
+        "_SHUTTING_DOWN",
+        "base/signals",
+        _PYTHON,
+        why="it tells that the main program has ended and that Python waits for threads, where it drops what a signal raises",
+        without="SIGTERM during that wait has the exit code 0 where the main program had it",
+    ),
+    *_of(
         "distributed.utils",
         "_forkserver_preload_set",
         "agent/main",
