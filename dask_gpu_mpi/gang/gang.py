@@ -216,6 +216,8 @@ class Gang:
         self.grace = grace
         #: The reason why it has no workers yet.
         self.waits_for = ""
+        #: Whether that is a worker that is not there.
+        self.misses_workers = False
         #: Set when its workers are leased.
         self.granted = asyncio.Event()
         self.members: Sequence[GangMember] = ()

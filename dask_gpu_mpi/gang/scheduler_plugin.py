@@ -39,6 +39,8 @@ from dask_gpu_mpi.gang.group import CANCEL, LEAVE, PLUGIN, Call, Reply
 
 #: Seconds between checks whether the wait for a lost worker is over.
 LOST_INTERVAL = 1.0
+#: Seconds until a line says that a gang waits for workers that are not there.
+WAITS_SILENTLY = 10.0
 #: Seconds for which the failure of a gang is kept for its client.
 FORGET_AFTER = 600.0
 
@@ -214,7 +216,7 @@ class Gangs(SchedulerPlugin):
             return None
         if wanted is not None and len(names) < len(wanted):  # by its name and by its address
             return f"workers: {list(wanted)} has a worker twice (expected each once: a worker is one rank)"
-        gang.waits_for = "another gang has its workers"
+        gang.waits_for = "another gang has its workers, the caller's perhaps"
         self._grant(self._leases.ask(gang.name, names))
         await gang.granted.wait()
         names = await self._wait_for(gang, names)  # one may have died meanwhile
@@ -235,7 +237,8 @@ class Gangs(SchedulerPlugin):
             names, missing = choose(wanted, workers)
             if wanted is None:
                 missing = self._coming_back(workers)
-            if names and not missing:
+            gang.misses_workers = bool(missing) or not names
+            if not gang.misses_workers:
                 return names
             gang.waits_for = f"no worker {', '.join(missing)}" if missing else "no worker at all"
             await self._change(LOST_INTERVAL)
@@ -266,7 +269,10 @@ class Gangs(SchedulerPlugin):
 
     async def _end_if_late(self, gang: Gang, start_timeout: float, timeout: float | None) -> None:
         """End a gang that has not started in time, or not ended."""
-        await _first(gang.started, gang.over, timeout=start_timeout)
+        await _first(gang.started, gang.over, timeout=min(WAITS_SILENTLY, start_timeout))
+        if not (gang.started.done() or gang.over.done()) and gang.misses_workers:
+            say(f"warning: spmd: {gang.waits_for}; it waits for {start_timeout:g} s (start_timeout)")
+        await _first(gang.started, gang.over, timeout=max(0.0, start_timeout - WAITS_SILENTLY))
         if not gang.started.done():
             waiting = ", ".join(str(member.worker.name) for member in gang.at(MemberStage.CALLED))
             why = gang.waits_for

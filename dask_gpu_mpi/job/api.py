@@ -192,7 +192,8 @@ def execute(
 ) -> Any:
     """Run a function as the client of a cluster that lives as long as the function runs.
 
-    Called by all ranks. Arguments are dask-mpi's, in dask-mpi's order and meaning; see `initialize` for those not listed here.
+    Called by all ranks of a program that ``mpirun`` has started, not in a script of the command. Arguments are dask-mpi's, in
+    dask-mpi's order and meaning; see `initialize` for those not listed here.
 
     Parameters
     ----------
@@ -222,9 +223,15 @@ def execute(
     given = dict(locals())  # first: these are the arguments alone
     given.update(name=given.pop("worker_name"), local_directory=local_directory or None)
     explicit = _specified(given) | options
+
+    def read_options() -> Options:
+        if not (client_function is None or callable(client_function)):
+            raise InputError(f"execute: client_function={client_function!r} is not callable")
+        return resolve(explicit, source="keyword", continues=True)
+
     prepare_process()
     member, session = start(
-        functools.partial(resolve, explicit, source="keyword", continues=True),
+        read_options,
         comm=comm,
         leave_open=True,
         has_client=client_function is not None,
@@ -257,7 +264,7 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     ------
     InputError
         The file has not appeared, or is not a scheduler file. Or there is neither a file nor a cluster of this process. Or the
-        cluster's certificate is not valid by this node's clock.
+        scheduler does not answer, or its certificate is not valid by this node's clock.
     """
     import dask
     from distributed import Client
@@ -286,7 +293,11 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     except OSError as error:
         if problem := clock_problem(f"{error} {error.__cause__}"):
             raise InputError(f"connect: {problem}") from None
-        raise
+        raise InputError(
+            f"connect: no answer from {target.address}, the scheduler of {os.fspath(scheduler_file)!r} ({error})",
+            expected="a job that runs",
+            fix="look whether it has ended, and whether this host reaches its nodes",
+        ) from error
 
 
 def send_close_signal() -> None:

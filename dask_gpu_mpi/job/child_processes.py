@@ -30,8 +30,18 @@ def refuse_children() -> None:
     """Raise an InputError in a child of a rank that would start a cluster again.
 
     A process of `multiprocessing` runs the script again if that has no guard. Another child is a job by itself, unless it has the
-    rank's variables, with which its MPI would join as that rank, and wait forever.
+    rank's variables, with which its MPI would join as that rank, and wait forever. A task would start a job in its worker.
     """
+    if (distributed := sys.modules.get("distributed")) is not None:
+        worker = None
+        with contextlib.suppress(ValueError, AttributeError):  # this is no task; or the module is another one
+            worker = distributed.get_worker()
+        if worker is not None:
+            raise InputError(
+                f"initialize: called in a task, on worker {worker.name}",
+                expected="once, in the script of the job",
+                fix="in a task, distributed.get_client() is a client of its cluster",
+            )
     rank = os.environ.get(RANK_PID, "")
     launched = launchers.detect(os.environ)
     # `launch` in the script starts another job: a rank that it has started is below this rank, and has variables of its own

@@ -92,8 +92,13 @@ class ScriptCluster:
 
     @property
     def closed(self) -> bool:
-        """Whether the cluster has been ended."""
+        """Whether the script has ended the cluster."""
         return self.state is not State.OPEN
+
+    @property
+    def over(self) -> bool:
+        """Whether the cluster has been ended, by the script or otherwise, as by a client's ``shutdown()``."""
+        return self.closed or self.member.ending.stopped
 
     def open(self) -> None:
         """Let a plain ``Client()`` find the cluster, and watch it while the script runs."""
@@ -164,7 +169,7 @@ class ScriptCluster:
         """Write the report of the job until now."""
         reporter = self._make_reporter()
         reporter.write_now(
-            path, self._outcome() if self.closed else ("the script runs", None), ask=not self.closed
+            path, self._outcome() if self.closed else ("the script runs", None), ask=not self.over
         )
         if self.state is State.ENDED:
             reporter.close()  # there is no later call that does
@@ -346,8 +351,8 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether the cluster has been ended."""
-        return self._cluster.closed
+        """Whether the cluster has been ended: by `close`, by a client's ``shutdown()``, or because it was lost."""
+        return self._cluster.over
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -373,6 +378,7 @@ class Session:
         """A new ``distributed.Client`` of this cluster; keywords are passed on."""
         from distributed import Client
 
+        self._check_open("client")
         security = self.security
         if security is not None:
             kwargs.setdefault("security", security)
@@ -402,8 +408,7 @@ class Session:
         """
         from dask_gpu_mpi.gang.spmd import spmd
 
-        if self.closed:
-            raise InputError("spmd: the cluster of this session has ended", expected="a session that is open")
+        self._check_open("spmd")
         limits = {"workers": workers, "timeout": timeout, "start_timeout": start_timeout, "grace": grace}
         results: list[Any] = spmd(self._own_client(), fn, *args, **limits)  # type: ignore[arg-type]
         return results
@@ -466,6 +471,19 @@ class Session:
         check_report(path, f"rank {joined.rank} on {joined.host}")
         self._cluster.write_report(path)
 
+    def _check_open(self, call: str) -> None:
+        if self.closed:
+            raise InputError(
+                f"{call}: the cluster of this session has ended", expected="a session that is open"
+            )
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            "a Session can't be sent to a task",
+            expected="in the script's process alone",
+            fix="send session.plan or a value; in a task, distributed.get_client() is a client of the cluster",
+        )
+
     def __enter__(self) -> Session:
         return self
 
@@ -504,7 +522,7 @@ def current_session() -> Session:
             "current_session: this process has no cluster",
             expected="the script of a job, after its start",
             fix="run it by `dask-gpu-mpi launch`, or call initialize() first; in a notebook or another process use Client() and "
-            "dask_gpu_mpi.spmd(client, fn)",
+            "dask_gpu_mpi.spmd(client, fn); in a task distributed.get_client()",
         )
     return session
 

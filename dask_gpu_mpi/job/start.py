@@ -307,6 +307,12 @@ class RankStart:
 def _refuse_second_start() -> None:
     """Raise an InputError if this process, or the rank that it is a child of, can't start a cluster now."""
     refuse_children()
+    if _by_command:
+        raise InputError(
+            "initialize or execute: the command has started this job's cluster, and a job has one",
+            expected="a function that the script calls by itself, and initialize() only while that cluster runs",
+            fix="remove this call, or start the script by `mpirun -np N python SCRIPT`",
+        )
     if _member is not None and not (_member.leave_open and _member.ending.stopped):
         raise InputError(  # the other ranks are in that cluster, and can't take part in a report
             "initialize or execute: called a second time in this job",

@@ -93,7 +93,7 @@ class NeighbourWatch:
             raise StartupError(
                 f"{ended} of the ranks that the launcher started on {socket.gethostname()} ended before MPI came together "
                 f"(left: {ranks_text(sorted([rank, *beside]))})",
-                fix="read their output above",
+                fix="read their output above; without any, call initialize() on all ranks",
                 fatal=True,
             )
 

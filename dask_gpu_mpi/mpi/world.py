@@ -434,6 +434,10 @@ class OwnMpi(MpiWorld):
             MPI.Finalize()
 
 
+#: Whether MPI of this process was initialized here (`own_world`), for ranks of one host.
+_has_no_port = False
+
+
 def own_world(comm: Any, environ: Mapping[str, str], host: str, *, starts: bool) -> OwnMpi | None:
     """The world of MPI in this process; None: nothing requires it here.
 
@@ -451,11 +455,22 @@ def own_world(comm: Any, environ: Mapping[str, str], host: str, *, starts: bool)
         )
     from dask_gpu_mpi.mpi.library import load_mpi
 
+    global _has_no_port
     mpi: Any = loaded if runs else load_mpi(environ, host, by_mpi4py=True)
-    is_open = runs or not all_on_one_host(environ)  # `load_mpi` leaves it no port on one host
+    if not runs:
+        _has_no_port = all_on_one_host(environ)  # `load_mpi` leaves it none there
     whole = comm is None
+    if not (whole or (isinstance(comm, mpi.Comm) and comm != mpi.COMM_NULL)):
+        raise InputError(
+            f"initialize: comm={comm!r} is no communicator with this rank",
+            expected="an mpi4py.MPI.Intracomm",
+            fix="call initialize() only on the ranks of a communicator, or without comm for all",
+        )
     return OwnMpi(
-        mpi.COMM_WORLD if whole else comm, mpi.Get_library_version(), is_open=is_open, is_whole=whole
+        mpi.COMM_WORLD if whole else comm,
+        mpi.Get_library_version(),
+        is_open=not _has_no_port,
+        is_whole=whole,
     )
 
 

@@ -333,7 +333,10 @@ def test_initialize_below_the_command(mpirun: Mpi) -> None:
     ("call", "says"),
     [
         ("initialize(nthreds=1)", "unknown option 'nthreds'"),
-        ("initialize().close(); initialize()", "initialize or execute: called a second time"),
+        (
+            "initialize().close(); initialize()",
+            "initialize or execute: the command has started this job's cluster",
+        ),
     ],
 )
 def test_what_is_refused_below_the_command(mpirun: Mpi, call: str, says: str) -> None:

@@ -84,8 +84,24 @@ async def test_one_that_does_not_start_in_time_frees_the_place() -> None:
     await cluster.opened("first", "1")
     late = await cluster.opened("late", start_timeout=0.05)
     assert (late["state"], late["late"]) == (Reply.OVER, True)
-    assert late["why"].startswith("not started within 0.05 s: another gang has its workers. Fix: ")
+    assert late["why"].startswith(
+        "not started within 0.05 s: another gang has its workers, the caller's perhaps. Fix: "
+    )
     assert (await cluster.opened("third", "2"))["state"] == Reply.GOOD
+
+
+async def test_a_line_says_that_a_worker_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scheduler_plugin, "WAITS_SILENTLY", 0.05)
+    cluster = Cluster("1", "2")
+    await cluster.begin()
+    await cluster.opened("first", "1")
+    await cluster.opened("waits", "1", start_timeout=0.1)  # for the first, which is no news
+    assert capsys.readouterr().err == ""
+    await cluster.opened("misses", "2", "zz", start_timeout=0.1)
+    said = "warning: spmd: no worker zz; it waits for 0.1 s (start_timeout)"
+    assert capsys.readouterr().err.splitlines() == [f"dask_gpu_mpi: {said}"]
 
 
 async def test_a_worker_that_does_not_come_back_is_not_waited_for_for_ever() -> None:
@@ -127,7 +143,7 @@ async def test_all_workers_are_also_those_that_were_lost_a_moment_ago() -> None:
     next(iter(cluster.workers.values())).resources["GPU"] = 1
     opening = asyncio.create_task(cluster.opened("of GPUs"))  # CPU workers are not waited for
     await asyncio.sleep(0.01)
-    assert plugin._gangs["of GPUs"].waits_for == "another gang has its workers"
+    assert plugin._gangs["of GPUs"].waits_for == "another gang has its workers, the caller's perhaps"
     named = await cluster.opened("named", "1", start_timeout=0.05)
     assert named["why"].count("another gang has its workers") == 1
 

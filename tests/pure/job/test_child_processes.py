@@ -11,7 +11,9 @@ from typing import Any
 
 import dask.config
 import pytest
+from distributed import Client
 
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import child_processes as module
 from dask_gpu_mpi.job.child_processes import (
     RANK_PID,
@@ -47,6 +49,14 @@ def test_a_low_limit_of_open_files_is_shown(
     with cluster_for_children({"scheduler-address": "tls://h:1"}):
         pass
     assert "the limit of open files, 30, is too low (ulimit -n; expected more than" in capsys.readouterr().err
+
+
+def test_a_task_starts_no_cluster() -> None:
+    with Client(processes=False, n_workers=1, dashboard_address=None) as client:
+        refuse_children()  # not a task, although a worker is in this process
+        error = client.submit(refuse_children).exception()
+    assert isinstance(error, InputError)
+    assert "called in a task, on worker 0" in str(error)
 
 
 def test_a_child_of_a_rank_starts_no_cluster() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -52,6 +53,23 @@ def test_no_session(member: Mock) -> None:
     session = Session(make_end(member))
     assert module.current_session() is module.session_of_process() is session
     session.close()
+
+
+def test_a_cluster_that_a_client_has_shut_down(member: Mock) -> None:
+    """The session knows, and still ends its rank once."""
+    session = Session(make_end(member))
+    member.ending.stopped = True
+    assert session.closed
+    for call in (session.client, lambda: session.spmd(print)):
+        with pytest.raises(InputError, match="the cluster of this session has ended"):
+            call()
+    session.close()
+    assert done(member) == [False]
+
+
+def test_a_session_stays_in_its_process(member: Mock) -> None:
+    with pytest.raises(InputError, match=r"a Session can't be sent to a task .*get_client\(\)"):
+        pickle.dumps(Session(make_end(member)))
 
 
 @pytest.mark.parametrize("others_go_on", [True, False])

@@ -255,7 +255,10 @@ def test_a_signal_while_the_error_of_the_script_is_reported(where: str) -> None:
     ("reason", "raised"),
     [
         ("certificate has expired", "connect: the job's certificate has expired by the clock of "),
-        ("unable to get local issuer certificate", "^TLS certificate does not match"),
+        (
+            "unable to get local issuer certificate",
+            "^connect: no answer from tls://10.0.0.1:8786, .*TLS certificate does not match",
+        ),
     ],
 )
 def test_connect_names_a_clock_that_is_wrong(

@@ -33,6 +33,12 @@ from support.jobs.processes import run_python
 from support.mocks import mpi
 from support.mocks.mpi import Comm, install, package
 
+
+@pytest.fixture(autouse=True)
+def no_mpi_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_has_no_port", False)
+
+
 # -- packets over a socket
 
 
@@ -326,6 +332,25 @@ def test_whose_mpi_it_is(
         assert world.fileno() is None  # it has to be polled
         assert world.is_open is (rank == 3 and initialized)  # one that is loaded here has no port on one host
     assert loads == ([] if world is None or initialized else [({"A": "1"}, "h", True)])
+
+
+def test_mpi_that_an_earlier_cluster_has_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no port on one host, also in the next cluster of the program."""
+    monkeypatch.setattr("dask_gpu_mpi.mpi.library.load_mpi", lambda *_, **__: mpi)
+    install(monkeypatch)
+    for initialized in (False, True):
+        monkeypatch.setattr(mpi, "initialized", initialized)
+        world = own_world(Comm(3, 5), {"A": "1"}, "h", starts=True)
+        assert world is not None
+        assert not world.is_open
+
+
+@pytest.mark.parametrize("comm", [0, None])
+def test_no_communicator(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr(mpi, "initialized", True)
+    with pytest.raises(InputError, match="is no communicator with this rank"):
+        own_world(mpi.COMM_NULL if comm is None else comm, {}, "h", starts=False)
 
 
 def test_a_script_that_has_finalized_mpi(monkeypatch: pytest.MonkeyPatch) -> None:

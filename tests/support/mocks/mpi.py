@@ -124,6 +124,7 @@ class Comm:
 
 
 COMM_WORLD = Comm()
+COMM_NULL = Comm()
 initialized, finalized = True, False
 
 
