@@ -170,7 +170,8 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     dask.config.update(dask.config.config, dask_config, priority="new")
     method = "spawn" if is_profiled(os.environ) else "forkserver"
     if method == "spawn":
-        # A new Python searches the working directory first, where another user may have put a module. `NewProcess` removes it.
+        # A new Python searches the working directory first, where another user may have put a module. `prepare_new_process`
+        # removes the variable.
         os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or SAFE_PATH
     dask.config.set({"distributed.worker.multiprocessing-method": method})
     if not is_configured("distributed.worker.daemon"):
