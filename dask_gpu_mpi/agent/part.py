@@ -41,7 +41,7 @@ from dask_gpu_mpi.machine.scratch import exposed_fix, exposed_folder, exposed_te
 from dask_gpu_mpi.mpi.launcher import close_launcher, report_lost_launcher
 from dask_gpu_mpi.mpi.neighbours import NeighbourWatch, is_stopped, kill_rank, parent_of
 from dask_gpu_mpi.network.credentials import add_token
-from dask_gpu_mpi.network.interfaces import list_interfaces
+from dask_gpu_mpi.network.interfaces import host_and_port, list_interfaces
 from dask_gpu_mpi.network.reachability import Node, connect_to_peers, connection_errors, unreachable
 from dask_gpu_mpi.network.scheduler_file import (
     Target,
@@ -596,14 +596,14 @@ class Part:
 
 async def warn_of_running_job(path: str, before: Target) -> None:
     """Print a warning if the scheduler to which this file led before still accepts connections. Nothing waits for this."""
-    host, _, port = before.address.partition("://")[2].rpartition(":")
+    place = host_and_port(before.address.partition("://")[2])
     try:
         if before.protocol is not None and before.protocol.encrypts:
             # with the other job's certificate, or its scheduler would log an error
-            (await connect((host.strip("[]"), int(port)), before.config, RUNNING)).close()
+            (await connect(place, before.config, RUNNING)).close()
         else:
             async with asyncio.timeout(RUNNING):
-                (await asyncio.open_connection(host.strip("[]"), int(port)))[1].close()
+                (await asyncio.open_connection(*place))[1].close()
     except Exception:  # nobody answers, or the file has other certificates
         return
     say(
