@@ -108,7 +108,7 @@ def run(
         try:
             scratch, read = _configure(configuration.options, configuration.dask_config)
             configuration = replace(configuration, options=read)
-            # ENTER may have come already, with the hub's socket, which is this process's alone
+            # These descriptors are for this process alone. ENTER may have come already, with the hub's socket.
             close = [control, *([] if gpu_answer is None else [gpu_answer.fd]), *reader.fds]
             become_resource_tracker(close, scratch)
             make_scratch(scratch)
