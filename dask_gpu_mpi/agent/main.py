@@ -25,6 +25,7 @@ from dataclasses import replace
 from multiprocessing import active_children
 from typing import Any
 
+import dask.config
 import psutil
 
 from dask_gpu_mpi.agent.forkserver import become_fork_server, become_resource_tracker, watch_fork_server
@@ -53,7 +54,8 @@ from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.sites.batch import batch_job
 from dask_gpu_mpi.startup.messages import Configuration, Kind
 from dask_gpu_mpi.workers import logs
-from dask_gpu_mpi.workers.worker_options import tasks_run_in_agent
+from dask_gpu_mpi.workers.plugins import SAFE_PATH
+from dask_gpu_mpi.workers.worker_options import follow_cudf_spill, read_worker_options, tasks_run_in_agent
 
 logger = logging.getLogger("dask_gpu_mpi")
 
@@ -66,8 +68,6 @@ PRELOAD_LATER = (
     "multiprocessing.popen_forkserver",
     "multiprocessing.synchronize",
     "tornado.platform.asyncio",
-    "dask_gpu_mpi.network.worker_comm",
-    "dask_gpu_mpi.workers.plugins",
     *(
         f"distributed.http.{name}"
         for name in ("worker", "worker.prometheus", "prometheus", "health", "statics")
@@ -161,11 +161,6 @@ def _import_dask(*, cuda: bool) -> None:
 
 def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Options]:
     """Make all settings that belong before the fork; returns the scratch directory, not made yet, and the options as read."""
-    import dask
-
-    from dask_gpu_mpi.workers.plugins import SAFE_PATH
-    from dask_gpu_mpi.workers.worker_options import follow_cudf_spill, read_worker_options
-
     guard_listeners()
     dask.config.update(dask.config.config, dask_config, priority="new")
     method = "spawn" if is_profiled(os.environ) else "forkserver"
