@@ -1,6 +1,7 @@
 """The first moments of an agent: it starts here what can run while it imports Dask, which takes most of a second.
 
-So this module itself imports nothing that takes long.
+`handle.AgentProcess` starts a Python that calls `main`, which goes on in `agent.main` after the first frame of the rank. So this
+module itself imports nothing that takes long.
 """
 
 from __future__ import annotations
@@ -40,22 +41,11 @@ def main(control: int, *, rank: int, follow: bool, ranks_end: int) -> None:
     `control`: the socket to the rank. `rank`: its process id. `follow`: this process dies with the rank's main thread.
     `ranks_end`: the number (inode) of the socket's other end.
     """
-    # The fork server, which this process becomes, learns by it that workers have died; the launcher or the script may block it.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    # Imported modules stay, and the collections of garbage would be a tenth of the import.
-    gc.disable()
-    open_missing()
-    print_by_line()
-    ignore_signals()
-    raise_descriptor_limit()
+    _prepare_process()
     if follow:
         die_with_parent(rank)
     os.set_inheritable(control, False)
-    for name in WAITING:  # until there is something to read; no thread is started, no device is used
-        if select.select([control], [], [], 0)[0]:
-            break
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    _import_until_readable(control)
     begin = read_frame(control, UNCONFIGURED)
     if not isinstance(begin, Begin):
         os._exit(0)  # the rank has ended, or sends nothing
@@ -97,3 +87,23 @@ def main(control: int, *, rank: int, follow: bool, ranks_end: int) -> None:
     finally:
         flush()  # tasks may run in this process, and plugins of nannies
         os._exit(code)
+
+
+def _prepare_process() -> None:
+    # The fork server, which this process becomes, learns by it that workers have died; the launcher or the script may block it.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    # Imported modules stay, and the collections of garbage would be a tenth of the import.
+    gc.disable()
+    open_missing()
+    print_by_line()
+    ignore_signals()
+    raise_descriptor_limit()
+
+
+def _import_until_readable(control: int) -> None:
+    """Import modules until there is something to read; no thread is started by that, and no device is used."""
+    for name in WAITING:
+        if select.select([control], [], [], 0)[0]:
+            break
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)

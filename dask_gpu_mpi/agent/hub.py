@@ -1,6 +1,8 @@
 """The hub: one TLS listener of rank 0's agent, to which the agent of each other rank is connected for the whole job.
 
-Only who shows the job's certificate is heard. A message is its length and plain data (`base.plain_data`): nothing is unpickled.
+`Hub` is the side of rank 0, whose `lead.Leader` handles the messages; `connect` is called by the other agents (`part`).
+
+Both ends must show the job's certificate. A message is its length and plain data (`base.plain_data`): nothing is unpickled.
 The kernel notices a node that is down: it sends probes on a silent connection, and gives up after `NODE_LOST` seconds.
 """
 
@@ -44,7 +46,7 @@ class Connection:
             notice_loss(sock)
 
     async def receive(self) -> tuple[str, Any]:
-        """The next message; EOFError, OSError: the connection has ended; PlainDataError: it is none."""
+        """The next message; EOFError, OSError: the connection has ended; PlainDataError: something else has come."""
         (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
         if length > LARGEST:
             raise PlainDataError(f"a message of {length} bytes")
@@ -153,9 +155,9 @@ class Hub:
         )
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Receive the messages of one connection, whose first is ENTERED, until it ends; the rank is lost then."""
         connection = Connection(reader, writer)
         rank = -1
-        # A visitor without the certificate has not come this far; one that sends something else is not one of ours.
         try:
             async with asyncio.timeout(HANDSHAKE):
                 kind, payload = await connection.receive()
@@ -168,7 +170,7 @@ class Hub:
             while True:
                 self._on_event(Event(rank, kind, payload))
                 kind, payload = await connection.receive()
-        # Cancelled at the end of the agent, of which asyncio would print a traceback.
+        # It is cancelled at the end of the agent, of which asyncio would print a traceback.
         except (EOFError, PlainDataError, asyncio.CancelledError):
             pass
         except OSError as error:

@@ -1,4 +1,9 @@
-"""Rank 0's agent leads the job: it drives the state machines of the start and of the end with what comes to the hub."""
+"""Rank 0's agent leads the job: it drives the state machines of the start and of the end with what comes to the hub.
+
+`agent.part` makes a `Leader` when rank 0 enters the job. The state machine is `startup.coordinator` until the cluster is up, then
+`agent.ending`. Both are given each message, each lost connection and, by `_tick`, the time, and send their orders by the hub. The
+leader also shows how far the start has come (`Progress`), and leaves a file that tells `launch` how the job has ended.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +39,10 @@ IMPORTING = "waiting for its agent to import Dask"
 
 
 class Leader:
-    """The job, as rank 0's agent leads it.
+    """Leads the job.
 
-    ``deliver(kind, payload)`` gives rank 0's own agent a message. ``on_over(code)`` is called at the end: the exit code that the
-    job must have although its script has another one, or 0.
+    ``deliver(kind, payload)`` gives rank 0's own agent a message; by `send` that agent gives the hub one. ``on_over(code)`` is
+    called at the end: the exit code that the job must have although its script has another one, or 0.
     """
 
     def __init__(
@@ -53,9 +58,12 @@ class Leader:
         self._entry = entry
         self._on_over = on_over
         self._hub = Hub(entry.size, deliver, self._on_event, self._on_lost)
+        self.send = self._hub.receive_local
+        #: None: the cluster has not started yet.
         self._ending: EndCoordinator | None = None
         #: Ranks that were lost while the cluster started.
         self._gone: set[int] = set()
+        #: Whether the job has ended, as far as the hub is concerned.
         self._over = False
         #: Seconds until the next tick: `TICK` or `TICK_RUNNING`.
         self._every = TICK
@@ -76,15 +84,10 @@ class Leader:
         )
         self._coordinator.steps.update(dict.fromkeys(range(entry.size), IMPORTING))
         self._progress = Progress(configuration.started)
-        self.send = self._hub.receive_local
-        directory = options.log_directory
-        #: The file whose presence shows `launch` that the job has completed.
-        self._mark = (
-            None
-            if directory is None or plan_only or RUN not in os.environ
-            else Path(directory, of_run("ended", os.environ)).absolute()
-        )
-        if self._mark is not None:
+        #: The file whose presence shows `launch` that the job has completed; None: it needs none.
+        self._mark: Path | None = None
+        if options.log_directory is not None and not plan_only and RUN in os.environ:
+            self._mark = Path(options.log_directory, of_run("ended", os.environ)).absolute()
             with contextlib.suppress(OSError):
                 remove(self._mark)  # of a job before this one
         # To scan the messages of thousands of ranks again and again would take longest of all.
@@ -157,7 +160,7 @@ class Leader:
         if self._collects:
             gc.enable()
         if isinstance(outcome, Cluster):
-            self._run(outcome)
+            self._begin_running(outcome)
         else:
             self._over = True  # the start ends without a cluster
             if isinstance(outcome, DaskGpuMpiError):
@@ -192,7 +195,8 @@ class Leader:
 
     # -- the running cluster, and its end -----------------------------------------------------------------------
 
-    def _run(self, cluster: Cluster) -> None:
+    def _begin_running(self, cluster: Cluster) -> None:
+        """The cluster is up: from now on it may end."""
         options = self._options
         assert cluster.plan is not None  # the coordinator makes one
         own = closing_time(options, os.environ) + 1.0
@@ -217,18 +221,22 @@ class Leader:
             # If the rank was killed, no node is lost, though Hydra may end with the code that it has then. If a daemon of Open
             # MPI was killed, mpirun ends with code 0. The launcher is about to end this process.
             self._write_mark(GONE)
-        # Another agent of its rank; one of a rank that was left out is for the coordinator.
+        # one of a rank that was left out is for the coordinator
         if event.kind == Kind.ENTERED and not self._coordinator.handle(event, now):
-            again = self._coordinator.start_of(event.source, without=ending.ended_workers)
-            if ending.is_ending or again is None:
-                self._hub.send(event.source, Kind.END, ending.last_words)
-            else:
-                self._hub.send(event.source, Kind.START, again)
+            self._order_another_agent(ending, event.source)
         if ending.is_ending and self._every != TICK and self._timer is not None:
             self._every = TICK
             self._timer.cancel()
             self._tick()
         self._end_if_over(ending)
+
+    def _order_another_agent(self, ending: EndCoordinator, rank: int) -> None:
+        """Order an agent that has replaced another one of its rank to start the same, or to end."""
+        start = self._coordinator.start_of(rank, without=ending.ended_workers)
+        if ending.is_ending or start is None:
+            self._hub.send(rank, Kind.END, ending.last_words)
+        else:
+            self._hub.send(rank, Kind.START, start)
 
     def _end_if_over(self, ending: EndCoordinator) -> None:
         if not ending.over or self._over:
@@ -267,7 +275,10 @@ NAMED = 8
 
 
 class Progress:
-    """Shows the hosts that are awaited since the start began at `started`; on standard error, unless another stream is given."""
+    """Shows the hosts that are awaited since the start began at `started`; on standard error, unless another stream is given.
+
+    On a terminal one line changes; elsewhere each is another line.
+    """
 
     def __init__(self, started: float, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr

@@ -25,6 +25,7 @@ from dataclasses import replace
 from multiprocessing import active_children
 from typing import Any
 
+import dask.config
 import psutil
 
 from dask_gpu_mpi.agent.forkserver import become_fork_server, become_resource_tracker, watch_fork_server
@@ -53,7 +54,8 @@ from dask_gpu_mpi.options.model import Options, WorkerUcx
 from dask_gpu_mpi.sites.batch import batch_job
 from dask_gpu_mpi.startup.messages import Configuration, Kind
 from dask_gpu_mpi.workers import logs
-from dask_gpu_mpi.workers.worker_options import tasks_run_in_agent
+from dask_gpu_mpi.workers.plugins import SAFE_PATH
+from dask_gpu_mpi.workers.worker_options import follow_cudf_spill, read_worker_options, tasks_run_in_agent
 
 logger = logging.getLogger("dask_gpu_mpi")
 
@@ -66,8 +68,6 @@ PRELOAD_LATER = (
     "multiprocessing.popen_forkserver",
     "multiprocessing.synchronize",
     "tornado.platform.asyncio",
-    "dask_gpu_mpi.network.worker_comm",
-    "dask_gpu_mpi.workers.plugins",
     *(
         f"distributed.http.{name}"
         for name in ("worker", "worker.prometheus", "prometheus", "health", "statics")
@@ -108,7 +108,7 @@ def run(
         try:
             scratch, read = _configure(configuration.options, configuration.dask_config)
             configuration = replace(configuration, options=read)
-            # ENTER may have come already, with the hub's socket, which is this process's alone
+            # These descriptors are for this process alone. ENTER may have come already, with the hub's socket.
             close = [control, *([] if gpu_answer is None else [gpu_answer.fd]), *reader.fds]
             become_resource_tracker(close, scratch)
             make_scratch(scratch)
@@ -161,16 +161,12 @@ def _import_dask(*, cuda: bool) -> None:
 
 def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Options]:
     """Make all settings that belong before the fork; returns the scratch directory, not made yet, and the options as read."""
-    import dask
-
-    from dask_gpu_mpi.workers.plugins import SAFE_PATH
-    from dask_gpu_mpi.workers.worker_options import follow_cudf_spill, read_worker_options
-
     guard_listeners()
     dask.config.update(dask.config.config, dask_config, priority="new")
     method = "spawn" if is_profiled(os.environ) else "forkserver"
     if method == "spawn":
-        # A new Python searches the working directory first, where another user may have put a module. `NewProcess` removes it.
+        # A new Python searches the working directory first, where another user may have put a module. `prepare_new_process`
+        # removes the variable.
         os.environ["PYTHONSAFEPATH"] = os.environ.get("PYTHONSAFEPATH") or SAFE_PATH
     dask.config.set({"distributed.worker.multiprocessing-method": method})
     if not is_configured("distributed.worker.daemon"):

@@ -41,7 +41,7 @@ from dask_gpu_mpi.machine.scratch import exposed_fix, exposed_folder, exposed_te
 from dask_gpu_mpi.mpi.launcher import close_launcher, report_lost_launcher
 from dask_gpu_mpi.mpi.neighbours import NeighbourWatch, is_stopped, kill_rank, parent_of
 from dask_gpu_mpi.network.credentials import add_token
-from dask_gpu_mpi.network.interfaces import list_interfaces
+from dask_gpu_mpi.network.interfaces import host_and_port, list_interfaces
 from dask_gpu_mpi.network.reachability import Node, connect_to_peers, connection_errors, unreachable
 from dask_gpu_mpi.network.scheduler_file import (
     Target,
@@ -116,7 +116,7 @@ class Part:
         self._workers = Workers(options, scratch, timeline, self._on_worker_end)
         #: Whether this rank runs the script.
         self._is_client = False
-        self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self._send)
+        self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self._to_hub)
         #: Of the scheduler, if it is here; the scheduler file as path and id, as long as it has to be removed.
         self._settings: SchedulerSettings | None = None
         self._scheduler_file: tuple[str, str] | None = None
@@ -147,7 +147,7 @@ class Part:
 
     # -- the rank -----------------------------------------------------------------------------------------------
 
-    def answer(self, kind: Kind, payload: Any = None, *, fds: Sequence[int] = ()) -> None:
+    def _to_rank(self, kind: Kind, payload: Any = None, *, fds: Sequence[int] = ()) -> None:
         """Send the rank a message, and copies of these descriptors."""
         try:
             write_frame(self._reply, (kind, payload), fds=fds)
@@ -190,10 +190,11 @@ class Part:
             if self._leader is not None:
                 self._leader.end()
             elif not self._is_dismissed:
-                self._send(Kind.GONE)
+                self._to_hub(Kind.GONE)
             self._stop.set()
 
     def _on_rank(self, kind: Kind, payload: Any) -> None:
+        """Handle a message of the rank; pass it on if it is for the hub."""
         if kind == Kind.ENTER:
             self._begin(self._enter(payload))
         elif kind == Kind.CLOSE:
@@ -203,21 +204,21 @@ class Part:
             if self._leader is not None:
                 self._leader.fail(rank, failure)
             elif self._connection is not None:
-                self._send(Kind.FAILED, failure)
+                self._to_hub(Kind.FAILED, failure)
             else:
                 self._early.append((rank, failure))  # for the leader that this agent is about to become
         elif kind == Kind.FAIL:
             if self._leader is not None:
                 self._begin(self._spread(self._leader, *payload))
         else:
-            self._send(kind, payload)
+            self._to_hub(kind, payload)
 
     async def _spread(self, leader: Leader, failure: Failure, fatal: bool) -> None:
-        self.answer(Kind.ENDED, 0 if await leader.spread(failure, fatal) else 1)
+        self._to_rank(Kind.ENDED, 0 if await leader.spread(failure, fatal) else 1)
 
     # -- the hub ------------------------------------------------------------------------------------------------
 
-    def _send(self, kind: Kind, payload: Any = None) -> None:
+    def _to_hub(self, kind: Kind, payload: Any = None) -> None:
         """Send the hub a message."""
         if self._leader is not None:
             self._leader.send(kind, payload)
@@ -228,44 +229,51 @@ class Part:
         """Report that this rank can't take part, or that an order has failed."""
         failure = Failure.of(error)
         if self._connection is None and self._leader is None:
-            self.answer(Kind.FAILED, failure)
+            self._to_rank(Kind.FAILED, failure)
         elif not self._up:
-            self._send(Kind.FAILED, failure)
+            self._to_hub(Kind.FAILED, failure)
         elif not (self._closing or self._stop.is_set()):
             say(f"an agent on {socket.gethostname()} failed: {failure.problem}")
             os._exit(1)  # its rank starts another one; in order the hub would take both for lost
 
     async def _enter(self, entry: Entry) -> None:
-        """Connect to the hub, or become it, and register."""
+        """Become the hub, or connect to it, and register, unless another agent of this rank has registered before."""
         self._entry = entry
         self._timeline.add(entry.steps)
         if entry.rank == COORDINATOR:
-            sock = socket.socket(fileno=self._reader.fds.pop()) if self._reader.fds else None
-            leader = Leader(self._configuration, entry, self._timeline, self._on_hub, self._on_over)
-            await leader.listen(sock)
-            self._leader = leader
-            for rank, failure in self._early:
-                leader.fail(rank, failure)
+            await self._become_leader(entry)
         else:
-            left = max(1.0, self._deadline - time.monotonic())
-            try:
-                self._connection = await connect(entry.hub, entry.config, left)
-            except OSError as error:
-                why = str(error) or "no answer in time"
-                raise unreachable(f"rank 0 at {entry.hub[0]}:{entry.hub[1]}", why) from None
-            self._send(Kind.ENTERED, (entry.rank, entry.again))
-            self._begin(self._listen_to_hub(self._connection))
+            await self._connect(entry)
         # The rank keeps the connection open as well: if this agent is killed, the hub notices nothing, and the rank starts
         # another one. If the connection ends, both are gone, or their node.
-        self.answer(Kind.ENTERED, fds=[] if self._connection is None else [self._connection.fd])
+        self._to_rank(Kind.ENTERED, fds=[] if self._connection is None else [self._connection.fd])
         if entry.again:
             self._up = True
             if not entry.workers:
-                self._send(Kind.WORKERS_ENDED, True)
+                self._to_hub(Kind.WORKERS_ENDED, True)
             return
         await self._register(entry)
 
+    async def _become_leader(self, entry: Entry) -> None:
+        sock = socket.socket(fileno=self._reader.fds.pop()) if self._reader.fds else None
+        leader = Leader(self._configuration, entry, self._timeline, self._on_hub, self._on_over)
+        await leader.listen(sock)
+        self._leader = leader
+        for rank, failure in self._early:
+            leader.fail(rank, failure)
+
+    async def _connect(self, entry: Entry) -> None:
+        left = max(1.0, self._deadline - time.monotonic())
+        try:
+            self._connection = await connect(entry.hub, entry.config, left)
+        except OSError as error:
+            why = str(error) or "no answer in time"
+            raise unreachable(f"rank 0 at {entry.hub[0]}:{entry.hub[1]}", why) from None
+        self._to_hub(Kind.ENTERED, (entry.rank, entry.again))
+        self._begin(self._listen_to_hub(self._connection))
+
     async def _listen_to_hub(self, connection: Connection) -> None:
+        """Handle the messages of the hub until the connection ends."""
         silent = False
         try:
             while True:
@@ -277,10 +285,11 @@ class Part:
         if not (self._is_dismissed or self._stop.is_set()):
             # rank 0 is lost, and with it the job; or this rank
             self._is_dismissed = True
-            self.answer(Kind.GONE, silent)
+            self._to_rank(Kind.GONE, silent)
             self._begin(self._end_part())
 
     def _on_hub(self, kind: str, payload: Any) -> None:
+        """Handle a message of the hub: an order is begun, others are passed on to the rank."""
         if self._stop.is_set():
             return
         match kind:
@@ -294,31 +303,32 @@ class Part:
                 self._on_up(payload)
             case Kind.FAIL:
                 self._is_dismissed = True
-                self.answer(Kind.FAIL, payload)
+                self._to_rank(Kind.FAIL, payload)
             case Kind.LOST:
                 self._scheduler.send(Kind.LOST, payload)
             case Kind.STOP:
-                self.answer(Kind.STOP, payload)
+                self._to_rank(Kind.STOP, payload)
                 self._begin(self._close_part())
             case Kind.END:
-                self.answer(Kind.END, payload)
+                self._to_rank(Kind.END, payload)
                 self._is_dismissed = True
                 self._begin(self._end_part())
             case Kind.RELEASE:
                 self._released.set()
             case Kind.DONE:
                 self._is_dismissed = True
-                self.answer(Kind.DONE, payload)
+                self._to_rank(Kind.DONE, payload)
             case Kind.CLIENT | Kind.SIGNAL | Kind.BUSY:
-                self.answer(Kind(kind), payload)
+                self._to_rank(Kind(kind), payload)
 
     def _on_up(self, cluster: Cluster) -> None:
         self._up = True
         if self._settings is not None:
             self._scheduler.send(Kind.UP)  # the dashboard may follow
-        self.answer(Kind.UP, (cluster, self._is_client, self._settings is not None, self._scheduler_file))
+        self._to_rank(Kind.UP, (cluster, self._is_client, self._settings is not None, self._scheduler_file))
 
     def _begin(self, action: Coroutine[Any, Any, None]) -> None:
+        """Run an order as a task, and report its error."""
         task = self._loop.create_task(self._guard(action))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -336,10 +346,10 @@ class Part:
         """Send the hub what it needs to know of this rank."""
         seen: tuple[Gpu, ...] | None = None
         if self._gpu_answer is not None:
-            self._send(Kind.STEP, "inspecting the GPUs (NVML)")
+            self._to_hub(Kind.STEP, "inspecting the GPUs (NVML)")
             where = f"rank {entry.rank} of {entry.size} on {socket.gethostname()}"
             seen = await self._gpus(self._gpu_answer, where)
-        self._send(Kind.STEP, "inspecting its cores, memory and networks, and the local directory")
+        self._to_hub(Kind.STEP, "inspecting its cores, memory and networks, and the local directory")
         try:
             # a dead file system must not block the hub
             registration = await in_thread(lambda: self._inspect(entry, seen))
@@ -351,7 +361,7 @@ class Part:
         self._timeline.lap("inventory")
         if registration.ucx.system:
             os.environ[PREFERS_SYSTEM] = "true"  # `workers.factory` passes it on
-        self._send(Kind.REGISTRATION, registration)
+        self._to_hub(Kind.REGISTRATION, registration)
 
     def _inspect(self, entry: Entry, seen: tuple[Gpu, ...] | None) -> Registration:
         options, configuration = self._options, self._configuration
@@ -422,16 +432,16 @@ class Part:
         )
         kind, payload = await self._scheduler.start(options, settings)
         if kind != Kind.SCHEDULER_UP:
-            self._send(Kind.FAILED, payload)
+            self._to_hub(Kind.FAILED, payload)
             return
         address, port, identity = payload
         link = dashboard_link(options, socket.gethostname(), port, token)
         if path := options.scheduler_file:
-            self._send(Kind.STEP, f"writing the scheduler file {path!r}")
+            self._to_hub(Kind.STEP, f"writing the scheduler file {path!r}")
             self._begin_warning(path, address)
             write_scheduler_file(path, address, port, identity, settings.config, link)
             self._scheduler_file = (os.path.abspath(path), identity)
-        self._send(Kind.ADDRESS, (address, link))
+        self._to_hub(Kind.ADDRESS, (address, link))
 
     def _begin_warning(self, path: str, address: str) -> None:
         """Warn, while the start goes on, if the file that this job is about to replace leads to another job that still runs."""
@@ -445,7 +455,7 @@ class Part:
         if self._closing or self._stop.is_set():
             return
         ended = f"the scheduler's process ended (exit code {code})"
-        self._send(Kind.OVER, (False, None if code == 0 else ended, None))
+        self._to_hub(Kind.OVER, (False, None if code == 0 else ended, None))
 
     # -- workers ------------------------------------------------------------------------------------------------
 
@@ -454,7 +464,7 @@ class Part:
         import dask
 
         self._is_client = start.is_client
-        self.answer(Kind.START, start.limit)
+        self._to_rank(Kind.START, start.limit)
         self._timeline.lap("wait for the plan and the scheduler")
         dask.config.set({"scheduler-address": start.address, **start.config})
         if start.delay:
@@ -470,11 +480,11 @@ class Part:
             await self._workers.start(replace(start, imports=self._configuration.imports))
         self._timeline.lap("start workers")
         steps = self._timeline.take() if self._options.recorded else []
-        self._send(Kind.READY, (steps, self._workers.address))
+        self._to_hub(Kind.READY, (steps, self._workers.address))
         if plans:
             has_failed = await self._workers.follow()
             if not self._closing:
-                self._send(Kind.WORKERS_ENDED, has_failed)
+                self._to_hub(Kind.WORKERS_ENDED, has_failed)
 
     async def _reach_scheduler(self, start: Start) -> None:
         """A nanny would try for longer, and its error would not show the cause."""
@@ -487,13 +497,13 @@ class Part:
 
     async def _reach_peers(self, peers: Sequence[Node]) -> None:
         """Connect to workers of other nodes."""
-        self._send(Kind.REACHED, await connect_to_peers(peers))
+        self._to_hub(Kind.REACHED, await connect_to_peers(peers))
 
     def _on_worker_end(self, name: str | int, why: str | None) -> None:
         """A worker has ended for good: because it was retired (None), or has failed too often."""
         if self._stop.is_set() or self._closing:
             return
-        self._send(Kind.WORKER_ENDED, (name, why is not None))
+        self._to_hub(Kind.WORKER_ENDED, (name, why is not None))
         if why is not None:
             host = socket.gethostname()
             say(f"worker {name} on {host} removed: {why}; continuing with the other workers")
@@ -513,7 +523,7 @@ class Part:
                 logger.warning("could not close the workers of this rank", exc_info=True)
             self._workers_closed.set()
         await self._workers_closed.wait()
-        self._send(Kind.CLOSED)
+        self._to_hub(Kind.CLOSED)
         if self._settings is not None:
             options = self._options
             own = closing_time(options, os.environ) + 2.0
@@ -523,7 +533,7 @@ class Part:
             self._released.set()
             await asyncio.to_thread(self._scheduler.close, options.grace)
         self._part_closed.set()
-        self.answer(Kind.CLOSED)
+        self._to_rank(Kind.CLOSED)
 
     async def _close_workers(self) -> None:
         """Close the workers, and end what their tasks have left, once."""
@@ -539,7 +549,7 @@ class Part:
         if self._leader is None:
             if self._connection is not None:
                 await self._connection.flush(FLUSH)
-            self.answer(Kind.ENDED, 0)
+            self._to_rank(Kind.ENDED, 0)
             await self._see_off()
             self._stop.set()
 
@@ -569,7 +579,7 @@ class Part:
 
         async def end() -> None:
             await self._part_closed.wait()
-            self.answer(Kind.ENDED, code)
+            self._to_rank(Kind.ENDED, code)
             self._stop.set()
 
         self._begin(end())
@@ -596,14 +606,14 @@ class Part:
 
 async def warn_of_running_job(path: str, before: Target) -> None:
     """Print a warning if the scheduler to which this file led before still accepts connections. Nothing waits for this."""
-    host, _, port = before.address.partition("://")[2].rpartition(":")
+    place = host_and_port(before.address.partition("://")[2])
     try:
         if before.protocol is not None and before.protocol.encrypts:
             # with the other job's certificate, or its scheduler would log an error
-            (await connect((host.strip("[]"), int(port)), before.config, RUNNING)).close()
+            (await connect(place, before.config, RUNNING)).close()
         else:
             async with asyncio.timeout(RUNNING):
-                (await asyncio.open_connection(host.strip("[]"), int(port)))[1].close()
+                (await asyncio.open_connection(*place))[1].close()
     except Exception:  # nobody answers, or the file has other certificates
         return
     say(

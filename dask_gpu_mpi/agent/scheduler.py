@@ -1,6 +1,12 @@
 """The scheduler's process: a child of its rank's agent, so that neither a busy script nor busy nannies slow it down.
 
-`SchedulerProcess` is the agent's side, `run_scheduler` what runs in the process; between them is a pipe.
+`SchedulerProcess` is the side of the agent, whose `part` starts it; `run_scheduler` runs in the process. Between them is a pipe:
+
+- the process sends SCHEDULER_UP or FAILED once, and CLIENT when the first client has connected;
+- the agent sends UP (the cluster is up), LOST (workers of a lost rank), STOP (end when the workers have left), CLOSE (end now).
+
+The rest of the module changes Dask's scheduler: what a start of thousands of workers would wait for, the recorder of the job, the
+dashboard's pages, and the option `default_workers`.
 """
 
 from __future__ import annotations
@@ -129,7 +135,7 @@ class SchedulerProcess:
 def run_scheduler(options: Options, settings: SchedulerSettings, pipe: Any) -> None:
     """Run a scheduler until it is closed by a client or by the agent; the target of a process.
 
-    Sends `Kind.SCHEDULER_UP` or `Kind.FAILED` through `pipe`, later `Kind.CLIENT`. Obeys the orders from there; ends with it.
+    It ends with the agent, whose end closes `pipe`.
     """
 
     async def serve_and_exit() -> None:
@@ -226,7 +232,7 @@ def _warn_of_other_port(options: Options, port: int) -> None:
 async def _obey(scheduler: Any, watch: JobWatch, pipe: Any, *, dashboard: bool) -> None:
     """Do what the agent orders, until it orders the end, or a client has closed the scheduler."""
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
+    ordered_to_end = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []  # the loop itself only holds them weakly
 
     def on_order() -> None:
@@ -241,22 +247,25 @@ async def _obey(scheduler: Any, watch: JobWatch, pipe: Any, *, dashboard: bool) 
         elif kind == Kind.LOST:
             watch.give_up(*payload)
         elif kind == Kind.STOP:
-            tasks.append(loop.create_task(_close_without_workers(scheduler, asked)))
+            tasks.append(loop.create_task(_set_without_workers(ordered_to_end, scheduler)))
         elif kind == Kind.CLOSE:
             loop.remove_reader(pipe.fileno())
-            asked.set()
+            ordered_to_end.set()
 
     loop.add_reader(pipe.fileno(), on_order)
     finished = asyncio.ensure_future(scheduler.finished())
-    closing = asyncio.ensure_future(asked.wait())
-    await asyncio.wait({finished, closing}, return_when=asyncio.FIRST_COMPLETED)
+    ending = asyncio.ensure_future(ordered_to_end.wait())
+    await asyncio.wait({finished, ending}, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _close_without_workers(scheduler: Any, asked: asyncio.Event) -> None:
-    """Let it close when the workers have left it, while their processes still end: those with a GPU take up to a second."""
+async def _set_without_workers(event: asyncio.Event, scheduler: Any) -> None:
+    """Set the event when the workers have left, while their processes still end: those with a GPU take up to a second."""
     while scheduler.workers:
         await asyncio.sleep(LEFT_INTERVAL)
-    asked.set()
+    event.set()
+
+
+# What a start would wait for, and the recorder.
 
 
 def _compare_versions_once(scheduler: Any) -> None:
@@ -309,6 +318,9 @@ def _record(scheduler: Any, *, from_start: bool) -> None:
         recorder()
 
 
+# A start that fails.
+
+
 def _failure(
     error: BaseException, options: Options, settings: SchedulerSettings, *, of_dashboard: bool
 ) -> Failure:
@@ -336,6 +348,9 @@ def _failure(
     return Failure(problem, InputError.exit_code)
 
 
+# The dashboard's pages.
+
+
 async def _attach_dashboard(scheduler: Any) -> None:
     """Import and attach the dashboard's pages, in a thread and after the first client.
 
@@ -361,6 +376,9 @@ def _name_gpu_page(module: Any, scheduler: Any) -> None:
         pages = module.template_variables(scheduler)["pages"]  # of which it keeps one for each scheduler
         if "gpu" not in pages:
             pages.insert(pages.index("system") + 1, "gpu")
+
+
+# The option `default_workers`.
 
 
 class GpuByDefault(SchedulerPlugin):

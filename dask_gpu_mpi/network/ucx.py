@@ -1,4 +1,7 @@
-"""UCX between the workers of a cluster: whether it can be used, its configuration, and its import."""
+"""UCX between the workers of a cluster: whether it can be used, its configuration, and its import.
+
+`startup.transport` asks for each rank what UCX can do there. `ucx_endpoint` imports it in a worker's process.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,10 @@ ASKING = 10.0
 def way_between_nodes(
     environ: Mapping[str, str], *, device_memory: bool, devices: str = RDMA
 ) -> tuple[str, str]:
-    """The reason why UCX reaches other nodes by TCP only (empty: it has RDMA), and the UCX of the system to take for that."""
+    """The reason why UCX leads to other nodes by TCP only, or nothing, and the system's UCX that workers need for RDMA, if any.
+
+    RDMA needs a device, and a UCX with InfiniBand: that of the libucx package or, if it has none, the system's.
+    """
     from importlib.util import find_spec
 
     if not glob.glob(devices):
@@ -99,12 +105,12 @@ def way_between_nodes(
     if PREFERS_SYSTEM in environ:
         # as libucx/load.py reads it
         return f"{lacks} ({PREFERS_SYSTEM})" if environ[PREFERS_SYSTEM].lower() == "false" else "", ""
-    found, why = _system_ucx(environ, device_memory=device_memory)
-    return (f"{lacks}, and {why}. Fix: load your site's module of UCX" if why else ""), found
+    why, system = _system_ucx(environ, device_memory=device_memory)
+    return f"{lacks}, and {why}. Fix: load your site's module of UCX" if why else "", system
 
 
 def _system_ucx(environ: Mapping[str, str], *, device_memory: bool) -> tuple[str, str]:
-    """Version and folder of the UCX that the system's loader finds, if workers can use it for RDMA, or the reason against it."""
+    """The reason against the UCX that the system's loader finds, or nothing and its name, if workers can use it for RDMA."""
     import sys
     from importlib.metadata import PackageNotFoundError, requires
 
@@ -121,17 +127,17 @@ def _system_ucx(environ: Mapping[str, str], *, device_memory: bool) -> tuple[str
     )
     version, _, folder = done.stdout.strip().partition(" ")
     if done.returncode or not folder:
-        return "", "the system has no UCX (libucp.so)"
+        return "the system has no UCX (libucp.so)", ""
     name = f"UCX {version} in {folder}"
     for kind in ("ib", "cuda") if device_memory else ("ib",):
         if not glob.glob(f"{folder}/ucx/libuct_{kind}.*"):
-            return "", f"the {name} has no {kind}"
+            return f"the {name} has no {kind}", ""
     for package in LIBUCX:
         with contextlib.suppress(PackageNotFoundError):
             for each in map(Requirement, requires(package.replace("libucx", "libucxx")) or ()):
                 if each.name == package and not each.specifier.contains(version):
-                    return "", f"the {name} does not suit UCXX (expected {each.specifier})"
-    return name, ""
+                    return f"the {name} does not suit UCXX (expected {each.specifier})", ""
+    return "", name
 
 
 def opened_by(environ: Mapping[str, str], worker_options: Mapping[str, Any] | None = None) -> str:

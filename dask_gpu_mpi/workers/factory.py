@@ -20,23 +20,25 @@ from dask_gpu_mpi.machine.cgroups import prefer_memory_of
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, is_profiled
 from dask_gpu_mpi.network.interfaces import as_host
 from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
+from dask_gpu_mpi.network.worker_comm import use_streams_between_workers
 from dask_gpu_mpi.options.model import Options, Protocol, WorkerUcx
 from dask_gpu_mpi.plan import Start, WorkerPlan
 from dask_gpu_mpi.workers.logs import log_to_file
 from dask_gpu_mpi.workers.plugins import (
     GPU_FIX,
+    BeforeWorker,
     FailedTransfers,
     Figures,
     ImportsOfScript,
     InWorker,
     KeylessDump,
     Label,
-    NewProcess,
-    StreamsBetweenWorkers,
     TaskRanges,
     TransferSizes,
-    UcxBetweenWorkers,
     end_as_python,
+    offer_ucx,
+    prepare_new_process,
+    start_ucx_later,
 )
 from dask_gpu_mpi.workers.worker_options import (
     MODULE_LISTS,
@@ -132,7 +134,8 @@ def _plugins_of_process(
     if start.transport.ucx is not WorkerUcx.OFF and not (plan.kind == "cpu" and start.beside_gpus):
         # if no address was chosen, the job has joined a running cluster
         listens = start.listen or get_address_host(start.address)
-        yield UcxBetweenWorkers(
+        yield BeforeWorker(
+            offer_ucx,
             LARGE if start.transport.ucx is WorkerUcx.ALL else 0,
             loopback=listens == LOOPBACK,
             leads=start.transport.between_nodes,
@@ -140,15 +143,17 @@ def _plugins_of_process(
             devices=plan.nics,
             system=os.environ.get(PREFERS_SYSTEM),
         )
+        yield InWorker(start_ucx_later)
     if start.protocol == Protocol.TLS:
         has_gpu = plan.kind == "gpu" and find_spec("rmm") is not None
-        yield StreamsBetweenWorkers(sealed=options.data_encryption, has_gpu=has_gpu)
+        yield BeforeWorker(use_streams_between_workers, sealed=options.data_encryption, has_gpu=has_gpu)
     if plan.kind == "gpu" and start.imports:
         yield ImportsOfScript(start.imports)
     if plan.numa is not None:
         yield InWorker(prefer_memory_of, plan.numa)
     if is_profiled(os.environ):
-        yield NewProcess(options.log_level, scratch, options.log_directory is not None)
+        quiet = options.log_directory is not None
+        yield BeforeWorker(prepare_new_process, options.log_level, scratch, quiet_stream=quiet)
 
 
 def _for_nanny(cls: type, plan: WorkerPlan, *, beside_gpus: bool) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""The workers of one rank: started together, followed until they end, closed together; their nannies, which restart them."""
+"""The workers of one rank: started together, followed until they end, closed together; their nannies, which restart them.
+
+`agent.part` has a `Workers`. It makes each worker by `workers.factory`, reports each death of a worker's process, and gives up a
+worker whose processes die too often (`watch_nanny`).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from dask_gpu_mpi.workers.worker_options import PORTS
 logger = logging.getLogger("dask_gpu_mpi")
 
 #: Seconds between polls of the processes of a worker that is starting.
-POLL_INTERVAL = 0.02
+PIDS_INTERVAL = 0.02
 #: Part of the grace in which Dask closes a worker by itself.
 CLOSING_SHARE = 0.8
 #: Characters of a dead process's last output that are sent to the scheduler.
@@ -37,8 +41,8 @@ MOST_OUTPUT = 4_000
 #: A worker is removed after so many deaths of its processes within so many seconds, however long each process lived: one that
 #: dies every 11 s gets nothing done. One that dies every half minute, or less often, may, and is always restarted.
 DEATHS, WINDOW = 5, 120.0
-#: Seconds between polls.
-INTERVAL = 0.25
+#: Seconds between polls of a nanny's process.
+NANNY_INTERVAL = 0.25
 #: Errors by which Dask's classes refuse the value of an option, or fail because of it.
 REFUSALS = (
     "TypeError", "ValueError", "KeyError", "AttributeError", "OverflowError", "ModuleNotFoundError", "FileNotFoundError",
@@ -229,7 +233,7 @@ class _Worker:
         """Collect the ids of its processes while it starts: their last output is in files with these ids."""
         while True:
             self._pids.update(self.pids())
-            await asyncio.sleep(POLL_INTERVAL)
+            await asyncio.sleep(PIDS_INTERVAL)
 
 
 async def watch_nanny(
@@ -245,7 +249,7 @@ async def watch_nanny(
     pid, process = nanny.pid, _process(nanny)
     deaths: deque[float] = deque(maxlen=DEATHS)
     while True:
-        await asyncio.sleep(INTERVAL)
+        await asyncio.sleep(NANNY_INTERVAL)
         current = nanny.pid
         if current == pid:
             continue

@@ -3,7 +3,7 @@
 `distributed` sends them to the process by pickle, with the worker's other options. It calls `setup` when the worker is made, and
 `transition` at each change of a task's state. In the order of the sections here they
 
-- prepare the process and end it (`BeforeWorker` and its subclasses, `end_as_python`);
+- call a function in the process (`InWorker`, `BeforeWorker`), to prepare it or to end it;
 - measure the worker for `top` and the report, and mark tasks for a profiler (`Figures`, `TransferSizes`, `TaskRanges`);
 - complete the errors of tasks, and keep the private key in the process (`Label`, `FailedTransfers`, `KeylessDump`).
 """
@@ -35,27 +35,48 @@ from dask_gpu_mpi.base.signals import die_with_parent, ignore_signals
 from dask_gpu_mpi.base.streams import print_by_line
 from dask_gpu_mpi.base.timeline import METRIC
 from dask_gpu_mpi.machine.nvidia import FIGURES, NO_GPU, device_figures
+from dask_gpu_mpi.network.listeners import guard_listeners
 from dask_gpu_mpi.network.ucx import PREFERS_SYSTEM
+from dask_gpu_mpi.network.ucx_endpoint import Ucx
+from dask_gpu_mpi.network.worker_comm import use_ucx_between_workers
 from dask_gpu_mpi.workers.logs import set_up
-
-
-class InWorker(WorkerPlugin):
-    """Calls a function with these arguments in a worker's process, in the thread that later starts those of tasks."""
-
-    def __init__(self, function: Callable[..., object], *arguments: Any) -> None:
-        self.name = f"dask_gpu_mpi-{function.__name__}"
-        self.function = function
-        self.arguments = arguments
-
-    def setup(self, worker: Worker) -> None:
-        """Called by distributed in the worker's process."""
-        self.function(*self.arguments)
-
-
-# The process of a worker: what is done before the worker is made, while it starts, and at its end.
 
 #: The name that distributed's Nanny gives to the process of its worker.
 WORKER_PROCESS = "Dask Worker process"
+
+
+class InWorker(WorkerPlugin):
+    """Calls a function with these arguments in a worker's process when the worker is made, in the thread of its event loop.
+
+    That thread later starts the threads of tasks.
+    """
+
+    def __init__(self, function: Callable[..., object], *arguments: Any, **named: Any) -> None:
+        self.name = f"dask_gpu_mpi-{function.__name__}"
+        self.function = function
+        self.arguments = arguments
+        self.named = named
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process."""
+        self.function(*self.arguments, **self.named)
+
+
+class BeforeWorker(InWorker):
+    """Calls the function when the worker's process receives this plugin: the worker is made afterwards, and then listens."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        # A client that fetches the plugins of a worker, by `client.run` for example, unpickles this as well.
+        if current_process().name.startswith(WORKER_PROCESS):
+            self.function(*self.arguments, **self.named)
+
+    def setup(self, worker: Worker) -> None:
+        """Nothing is left to do."""
+
+
+# The process of a worker: functions for these two, and what the worker does for the script.
+
 #: The value of PYTHONSAFEPATH by which an agent starts new processes; any other is the user's.
 SAFE_PATH = "dask_gpu_mpi"
 #: Seconds between a worker's start and that of its UCX, if no connection needs UCX before. UCX's start takes a second of the
@@ -65,89 +86,31 @@ START_UCX_AFTER = 1.0
 IMPORT_AFTER = 0.05
 
 
-class BeforeWorker(WorkerPlugin):
-    """A plugin that prepares a worker's process when the process receives it: its worker is made afterwards, and then listens."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        # A client that fetches the plugins of a worker, by `client.run` for example, unpickles this as well.
-        if current_process().name.startswith(WORKER_PROCESS):
-            self.prepare()
-
-    def prepare(self) -> None:
-        """Prepare this process."""
-        raise NotImplementedError
+def prepare_new_process(level: str, scratch: str, *, quiet_stream: bool) -> None:
+    """Do in a process that is not forked what the agent does before it forks one; for the arguments see `logs.set_up`."""
+    # The agent's thread that has started this process lives until distributed has noticed the process's end.
+    die_with_parent(os.getppid())
+    if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH:
+        del os.environ["PYTHONSAFEPATH"]
+    print_by_line()
+    ignore_signals()
+    guard_listeners()
+    set_up(level, scratch, quiet_stream=quiet_stream)
 
 
-class NewProcess(BeforeWorker):
-    """Prepares the process of a worker that is not forked from the agent.
-
-    `level`, `scratch` and `quiet_stream`: see `logs.set_up`.
-    """
-
-    name = "dask_gpu_mpi-new-process"
-
-    def __init__(self, level: str, scratch: str, quiet_stream: bool) -> None:
-        self.level = level
-        self.scratch = scratch
-        self.quiet_stream = quiet_stream
-
-    def prepare(self) -> None:
-        """Do what the agent does before it forks a worker's process."""
-        from dask_gpu_mpi.network.listeners import guard_listeners
-
-        # The agent's thread that has started this process lives until distributed has noticed the process's end.
-        die_with_parent(os.getppid())
-        if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH:
-            del os.environ["PYTHONSAFEPATH"]
-        print_by_line()
-        ignore_signals()
-        guard_listeners()
-        set_up(self.level, self.scratch, quiet_stream=self.quiet_stream)
-
-
-class UcxBetweenWorkers(BeforeWorker):
-    """Makes a worker offer UCX to other workers; the arguments are those of `network.worker_comm.use_ucx_between_workers`.
+def offer_ucx(host_frames: int, *, system: str | None, **ways: Any) -> None:
+    """Let the worker offer UCX to other workers; for all but `system` see `network.worker_comm.use_ucx_between_workers`.
 
     `system`: the agent's value of the variable by which the worker loads the system's UCX; the fork server may be older.
     """
-
-    name = "dask_gpu_mpi-ucx"
-
-    def __init__(self, host_frames: int, *, system: str | None = None, **ways: Any) -> None:
-        self.host_frames = host_frames
-        self.system = system
-        self.ways = ways
-
-    def prepare(self) -> None:
-        """Offer it."""
-        if self.system is not None:
-            os.environ.setdefault(PREFERS_SYSTEM, self.system)
-        from dask_gpu_mpi.network.worker_comm import use_ucx_between_workers
-
-        use_ucx_between_workers(self.host_frames, **self.ways)
-
-    def setup(self, worker: Worker) -> None:
-        """Called by distributed in the worker's process, when the worker has almost started."""
-        from dask_gpu_mpi.network.ucx_endpoint import Ucx
-
-        asyncio.get_running_loop().call_later(START_UCX_AFTER, Ucx.begin)
+    if system is not None:
+        os.environ.setdefault(PREFERS_SYSTEM, system)
+    use_ucx_between_workers(host_frames, **ways)
 
 
-class StreamsBetweenWorkers(BeforeWorker):
-    """Makes a worker offer streams to other workers; as `network.worker_comm.use_streams_between_workers`."""
-
-    name = "dask_gpu_mpi-streams"
-
-    def __init__(self, *, sealed: bool, has_gpu: bool) -> None:
-        self.sealed = sealed
-        self.has_gpu = has_gpu
-
-    def prepare(self) -> None:
-        """Offer them."""
-        from dask_gpu_mpi.network.worker_comm import use_streams_between_workers
-
-        use_streams_between_workers(sealed=self.sealed, has_gpu=self.has_gpu)
+def start_ucx_later() -> None:
+    """Start the worker's UCX after a while, if no connection does."""
+    asyncio.get_running_loop().call_later(START_UCX_AFTER, Ucx.begin)
 
 
 class ImportsOfScript(WorkerPlugin):

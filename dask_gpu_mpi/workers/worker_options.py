@@ -1,8 +1,10 @@
-"""The options ``worker_class`` and ``worker_options``: read once, before anything starts.
+"""The options ``worker_class`` and ``worker_options``: read once, before anything starts, and made ready for each worker.
 
-A class is imported from the user's path, or chosen by the plan. It accepts the options of its signature, and of the classes to
-which it passes ``**kwargs``: `dask_cuda.CUDAWorker` passes on to `distributed.Nanny`, and that to `distributed.Worker`, in a
-child process that then fails as "Nanny failed to start". Sizes of device memory become bytes of the worker's own GPU.
+The agent reads them (`read_worker_options`). A class is imported from the user's path, or chosen by the plan. It accepts the
+options of its signature, and of the classes to which it passes ``**kwargs``: `dask_cuda.CUDAWorker` passes on to
+`distributed.Nanny`, and that to `distributed.Worker`, in a child process that then fails as "Nanny failed to start". Later
+`workers.factory` requests the options of one worker, in the form of its class (`options_for`), with sizes of device memory as
+bytes of its own GPU (`device_sizes`).
 """
 
 from __future__ import annotations
@@ -56,6 +58,17 @@ def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) ->
     """
     if worker_class == "auto" and not options:
         return {}
+    cls = _class_that_accepts(options, worker_class)
+    read = dict(options)
+    if any(is_dasks(base) for base in cls.__mro__):
+        _check_values(options)
+        if isinstance(below := read.get("worker_class"), str):
+            read["worker_class"] = import_worker_class(below)
+    return read
+
+
+def _class_that_accepts(options: Mapping[str, Any], worker_class: str | type) -> type:
+    """The class itself or, for ``"auto"``, Nanny or CUDAWorker, if it accepts these options; else raises an OptionError."""
     cls = import_worker_class(NANNY if worker_class == "auto" else worker_class)
     try:
         _check_names(cls, options)
@@ -67,23 +80,23 @@ def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) ->
             raise OptionError(str(unknown), expected=expected) from None
         cls = import_worker_class(CUDA_WORKER)
         _check_names(cls, options)
-    read = dict(options)
-    if any(is_dasks(base) for base in cls.__mro__):
-        convert(_MEMORY, options.get("memory_limit"), "worker_options: memory_limit", "keyword")
-        for name in PORTS:
-            for port in str(options.get(name, "")).split(":"):
-                if re.fullmatch(r"-?[0-9]+", port):
-                    convert(PORT, int(port), f"worker_options: {name}", "keyword")
-        amounts = options.get("resources")
-        for name, amount in amounts.items() if isinstance(amounts, Mapping) else ():
-            if not (isinstance(amount, Real) and float(amount) >= 0):
-                raise OptionError(
-                    f"worker_options: resources: invalid amount {show(amount)} of {name}",
-                    expected="a number of 0 or more",
-                )
-        if isinstance(below := read.get("worker_class"), str):
-            read["worker_class"] = import_worker_class(below)
-    return read
+    return cls
+
+
+def _check_values(options: Mapping[str, Any]) -> None:
+    """Refuse values that Dask's classes accept, or refuse by an error without the option's name."""
+    convert(_MEMORY, options.get("memory_limit"), "worker_options: memory_limit", "keyword")
+    for name in PORTS:
+        for port in str(options.get(name, "")).split(":"):
+            if re.fullmatch(r"-?[0-9]+", port):
+                convert(PORT, int(port), f"worker_options: {name}", "keyword")
+    amounts = options.get("resources")
+    for name, amount in amounts.items() if isinstance(amounts, Mapping) else ():
+        if not (isinstance(amount, Real) and float(amount) >= 0):
+            raise OptionError(
+                f"worker_options: resources: invalid amount {show(amount)} of {name}",
+                expected="a number of 0 or more",
+            )
 
 
 def gpu_options(options: Options) -> list[Problem]:

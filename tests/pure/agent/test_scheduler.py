@@ -327,7 +327,7 @@ async def test_a_process_that_ends_before_it_listens_is_a_failure(monkeypatch: p
 async def test_it_may_close_once_its_workers_have_left() -> None:
     of_job = types.SimpleNamespace(workers={"one": None})
     asked = asyncio.Event()
-    waiting = asyncio.ensure_future(scheduler._close_without_workers(of_job, asked))
+    waiting = asyncio.ensure_future(scheduler._set_without_workers(asked, of_job))
     await asyncio.sleep(3 * scheduler.LEFT_INTERVAL)
     assert not asked.is_set()
     of_job.workers.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 
 import dask
@@ -32,7 +33,11 @@ async def test_half_open_and_slow_connections_end_at_the_deadline() -> None:
             slow.write(bytes([byte]))
             await asyncio.sleep(0.2)
         async with asyncio.timeout(10):
-            assert [await reader.read() for reader, _ in strangers] == [b""] * 50
+            for reader, _ in strangers:
+                with contextlib.suppress(
+                    ConnectionError
+                ):  # a busy machine may need until the deadline to write three bytes
+                    assert await reader.read() == b""
         for _, writer in strangers:
             writer.close()
     async with pair() as comm:

@@ -16,7 +16,7 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import Start
 from dask_gpu_mpi.workers import factory
 from dask_gpu_mpi.workers.factory import make_worker
-from dask_gpu_mpi.workers.plugins import InWorker, StreamsBetweenWorkers
+from dask_gpu_mpi.workers.plugins import BeforeWorker, InWorker
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 from support.mocks.inputs import worker_plan
 
@@ -91,13 +91,13 @@ def test_a_worker_as_planned() -> None:
 def test_the_plans_cores_and_our_plugins() -> None:
     (nanny,) = made().nannies
     found = {type(plugin).__name__: plugin for plugin in nanny.plugins}
-    ours = {"FailedTransfers", "Figures", "KeylessDump", "Label", "InWorker", "StreamsBetweenWorkers"}
+    ours = {"FailedTransfers", "Figures", "KeylessDump", "Label", "InWorker", "BeforeWorker"}
     assert found.keys() == ours | {"CPUAffinity"}
     assert found["CPUAffinity"].cores == [2, 3]
     tick = "distributed.admin.tick.interval"
     assert (nanny.config["probe"], nanny.config[tick]) == (1, dask.config.get(tick))
     calls = {each.function.__name__: each.arguments for each in nanny.plugins if isinstance(each, InWorker)}
-    assert calls.keys() == {"end_as_python", "log_to_file"}
+    assert calls.keys() == {"end_as_python", "log_to_file", "use_streams_between_workers"}
     assert calls["log_to_file"][0] == "/logs"
 
 
@@ -106,8 +106,8 @@ def test_cudf_is_imported_at_the_start_only_if_it_is_to_spill(monkeypatch: pytes
     for spills in (False, True):
         (nanny,) = made(enable_cudf_spill=spills).nannies
         assert any(isinstance(each, plugins.CUDFSetup) for each in nanny.plugins) is spills
-        (streams,) = [each for each in nanny.plugins if isinstance(each, StreamsBetweenWorkers)]
-        assert streams.has_gpu  # RMM is installed, too
+        (streams,) = [each for each in nanny.plugins if isinstance(each, BeforeWorker)]
+        assert streams.named["has_gpu"]  # RMM is installed, too
 
 
 def test_the_users_options_win() -> None:

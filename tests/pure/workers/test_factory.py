@@ -14,7 +14,7 @@ from distributed.diagnostics import nvml
 from dask_gpu_mpi.options.model import Options, Transport, WorkerUcx
 from dask_gpu_mpi.plan import Start, WorkerPlan
 from dask_gpu_mpi.workers.factory import UNMEASURED, make_worker
-from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
+from dask_gpu_mpi.workers.plugins import Label, offer_ucx
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 from support.mocks.inputs import worker_plan
 
@@ -68,9 +68,9 @@ async def test_who_offers_ucx(
     """Not CPU workers beside GPU workers, which must not touch their devices."""
     start = replace(START, address=address, listen=host)
     nanny = await make(plan, Nanny, tmp_path, gpus=beside_gpus, ucx=ucx, start=start)
-    offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
+    offers = [each for each in nanny.worker_kwargs["plugins"] if getattr(each, "function", None) is offer_ucx]
     expected = [] if host_frames is None else [(host_frames, loopback)]
-    assert [(each.host_frames, each.ways["loopback"]) for each in offers] == expected
+    assert [(*each.arguments, each.named["loopback"]) for each in offers] == expected
 
 
 class MyNanny(Nanny):
@@ -144,7 +144,7 @@ async def test_a_worker_in_the_agent_has_no_environment_of_its_own(tmp_path: Pat
 
     await make(replace(CPU, resources={"CPU": 2}), Mine, tmp_path, ucx=WorkerUcx.ALL)
     assert given.keys().isdisjoint({"env", "metrics"})
-    assert not any(isinstance(each, UcxBetweenWorkers) for each in given["plugins"])
+    assert not any(getattr(each, "function", None) is offer_ucx for each in given["plugins"])
     assert (given["address"], given["protocol"]) == ("tcp://127.0.0.1:1", "tcp")
     assert given["resources"] == {"CPU": 2}
 

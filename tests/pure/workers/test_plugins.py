@@ -15,13 +15,13 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.workers import plugins
 from dask_gpu_mpi.workers.factory import _plugins_of_all
 from dask_gpu_mpi.workers.plugins import (
+    BeforeWorker,
     Figures,
     ImportsOfScript,
     InWorker,
     KeylessDump,
     Label,
     TransferSizes,
-    UcxBetweenWorkers,
     spilled_from_device,
 )
 from support.mocks.inputs import worker_plan
@@ -111,20 +111,21 @@ async def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin
         monkeypatch.setattr(Ucx, name, False)
     before = registry.get_backend("tls")
     monkeypatch.setitem(registry.backends, "tls", before)
-    sent = pickle.dumps(UcxBetweenWorkers(1000, loopback=True, leads=False, warned=True, devices="mlx5_0:1"))
+    ways = {"loopback": True, "leads": False, "warned": True, "devices": "mlx5_0:1"}
+    sent = pickle.dumps(BeforeWorker(plugins.offer_ucx, 1000, system=None, **ways))
     assert registry.backends["tls"] is before  # the nanny's process, which makes it, offers nothing
     pickle.loads(sent)
     assert registry.backends["tls"] is before  # nor does a client that asks a worker for its plugins
     named = SimpleNamespace(name="Dask Worker process (from Nanny)")
     monkeypatch.setattr(plugins, "current_process", lambda: named)
-    received = pickle.loads(sent)
+    pickle.loads(sent)
     assert registry.backends["tls"] is not before
     assert (WorkerComm.host_frames, Ucx.loopback, Ucx.leads, Ucx.warned) == (1000, True, False, True)
 
     begun: list[bool] = []
     monkeypatch.setattr(Ucx, "begin", lambda: begun.append(True))
     monkeypatch.setattr(plugins, "START_UCX_AFTER", 0.05)
-    received.setup(SimpleNamespace())  # type: ignore[arg-type]
+    InWorker(plugins.start_ucx_later).setup(SimpleNamespace())  # type: ignore[arg-type]
     assert begun == []  # not while the cluster starts
     while not begun:
         await asyncio.sleep(0.01)
@@ -200,16 +201,15 @@ def test_a_range_lasts_from_the_start_of_a_task_to_its_end(monkeypatch: pytest.M
 
 def test_a_new_process_is_prepared_before_its_worker_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     done = set()
-    steps = {"print_by_line", "ignore_signals", "die_with_parent", "set_up"}
+    steps = {"print_by_line", "ignore_signals", "die_with_parent", "guard_listeners", "set_up"}
     for name in steps:
         monkeypatch.setattr(plugins, name, lambda *_, name=name, **__: done.add(name))
-    monkeypatch.setattr("dask_gpu_mpi.network.listeners.guard_listeners", lambda: done.add("listeners"))
     named = SimpleNamespace(name=f"{plugins.WORKER_PROCESS} (from Nanny)")
     monkeypatch.setattr(plugins, "current_process", lambda: named)
     monkeypatch.setenv("PYTHONSAFEPATH", plugins.SAFE_PATH)
-    sent = pickle.dumps(plugins.NewProcess("info", "/scratch", True))
+    sent = pickle.dumps(BeforeWorker(plugins.prepare_new_process, "info", "/scratch", quiet_stream=True))
     pickle.loads(sent)
-    assert done == steps | {"listeners"}
+    assert done == steps
     assert "PYTHONSAFEPATH" not in os.environ
     os.environ["PYTHONSAFEPATH"] = "1"  # the user's
     pickle.loads(sent)

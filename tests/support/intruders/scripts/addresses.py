@@ -16,7 +16,7 @@ def of_scheduler(dask_scheduler):
 
 async def of_worker(dask_worker):
     if (
-        "dask_gpu_mpi-ucx" in dask_worker.plugins
+        "dask_gpu_mpi-offer_ucx" in dask_worker.plugins
     ):  # it starts a moment after the worker, and opens sockets then
         from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
