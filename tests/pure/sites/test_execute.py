@@ -6,8 +6,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import termios
@@ -23,7 +21,6 @@ from dask_gpu_mpi.errors import InputError, LauncherError
 from dask_gpu_mpi.sites import execute
 from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.execute import run_launch
-from dask_gpu_mpi.sites.local import LARGEST, Relay
 from dask_gpu_mpi.sites.pbs import PBS
 from dask_gpu_mpi.sites.slurm import SLURM
 from support.jobs.processes import run_python
@@ -205,28 +202,6 @@ def test_rank_that_does_not_read_holds_up_nobody(ran: Ran) -> None:
         ranks=3,
     )
     assert (code, lines) == (0, ["0 1", "0 b'to oneself'", "2 101 True"])
-
-
-def test_a_queue_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask_gpu_mpi.sites.local.MOST_WAITING", 3 * LARGEST)
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
-    (sender, reader), relay = [pair[1] for pair in pairs], Relay([pair[0] for pair in pairs])
-    relay.start()
-    for number in range(100):
-        sender.send(struct.pack("<ii", 1, number) + bytes(100_000))
-    sender.send(struct.pack("<i", 0))
-    assert sender.recv(LARGEST) == struct.pack("<i", 0)  # all others have been forwarded, kept or dropped
-    reader.settimeout(0.5)
-    numbers = []
-    with contextlib.suppress(TimeoutError):
-        while True:
-            numbers.append(struct.unpack_from("<ii", reader.recv(LARGEST)))
-    assert 7 < len(numbers) < 50
-    assert numbers == [(0, number) for number in range(len(numbers))]
-    relay.stop()
-    assert not relay.is_alive()
-    sender.close()
-    reader.close()
 
 
 def test_ranks_have_their_own_socket_only_and_no_signal_is_blocked(ran: Ran) -> None:
