@@ -106,7 +106,7 @@ def run(program: tuple[str, ...], **given: Any) -> None:
 
 
 def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
-    """Start this rank of a job, run the script of these words if it is the client's, and exit. An error is reported once for all ranks."""
+    """Start this rank of a job, run the script of these words on the client's rank, and exit. All ranks share a report of errors."""
     from dask_gpu_mpi.job.program import Program, run_script
     from dask_gpu_mpi.job.start import prepare_process, start
 
