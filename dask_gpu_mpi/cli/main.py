@@ -106,7 +106,10 @@ def run(program: tuple[str, ...], **given: Any) -> None:
 
 
 def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
-    """Start this rank of a job, run the script of these words on the client's rank, and exit. All ranks share a report of errors."""
+    """Start this rank of a job, run the script of these words on the client's rank, and exit.
+
+    An error is reported once for all ranks, even one of `read_options`.
+    """
     from dask_gpu_mpi.job.program import Program, run_script
     from dask_gpu_mpi.job.start import prepare_process, start
 
