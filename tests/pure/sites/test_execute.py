@@ -460,18 +460,16 @@ def test_end_that_is_sent_again_is_forwarded_again(start: Start) -> None:
     ],
 )
 def test_signals_to_launch_alone_if_the_batch_system_signals_the_ranks(
-    start: Start, batch: str, state: str, rc: int, heard: list[str], tmp_path: Path
+    start: Start, program: Callable[..., Path], batch: str, state: str, rc: int, heard: list[str]
 ) -> None:
     """As of ``scancel --batch``; a job that Slurm ends is left alone, since srun would kill ranks that clean up."""
-    (tmp_path / "squeue").write_text(f"#!/bin/sh\necho {state}\n")
-    (tmp_path / "squeue").chmod(0o755)
+    program("squeue", f"#!/bin/sh\necho {state}\n")
     lives = 30 if rc else 3
     launcher = HEARS.replace(
         "while True", f"limit = time.monotonic() + {lives}\nwhile time.monotonic() < limit"
     )
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     # it is longer than the usual delay
-    job = start(launcher, env=env, forwards_end=False, batch=batch, seconds={"BATCH_DELAY": 1.5})
+    job = start(launcher, forwards_end=False, batch=batch, seconds={"BATCH_DELAY": 1.5})
     up(job)
     for number in (USR1, TERM):
         job.send_signal(number)
