@@ -86,7 +86,7 @@ def start() -> Iterator[Start]:
     jobs = []
 
     def started(
-        run: str, *, check: str = "", stdin: Any = subprocess.DEVNULL, env: Any = None, **launch: Any
+        run: str, *, check: str = "", stdin: Any = subprocess.DEVNULL, **launch: Any
     ) -> subprocess.Popen[str]:
         begin = RANK if "ranks" in launch else PROGRAM
         texts = [begin + textwrap.dedent(text) if text else "" for text in (check, run)]
@@ -97,7 +97,7 @@ def start() -> Iterator[Start]:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env={**os.environ, "GONE": "1", **(env or {})},
+            env={**os.environ, "GONE": "1"},
         )
         jobs.append(job)
         return job
