@@ -1,10 +1,15 @@
-"""The rules of `check`: pure functions from the evidence to findings."""
+"""The rules of `check`: pure functions from the evidence to findings, each of which is a line of the report.
+
+`dask_gpu_mpi.check.run` collects the evidence from the workers of a real job, and calls `apply_rules`. The tables of a rule are
+above it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from packaging.specifiers import SpecifierSet
@@ -78,24 +83,37 @@ def check_versions(evidence: Evidence) -> Iterator[Finding]:
 #: In place of a specifier: the package is not installed.
 MISSING = "missing"
 _CUDA = "pip install 'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]', to match your driver"
-#: Versions that do not work together: PEP 440 specifiers by name, which must all fit; the level; whether that matters only in
-#: jobs with GPUs; the effect for the user; the fix.
-KNOWN_BAD: tuple[tuple[dict[str, str], Level, bool, str, str], ...] = (
+
+
+class KnownBad(NamedTuple):
+    """Versions that do not work together."""
+
+    #: PEP 440 specifiers by name, which must all fit.
+    wanted: Mapping[str, str]
+    level: Level
+    #: Whether that matters only in jobs with GPUs.
+    needs_gpus: bool
+    #: For the user.
+    effect: str
+    fix: str
+
+
+KNOWN_BAD: tuple[KnownBad, ...] = (
     # github.com/dask/distributed/issues/9350
-    ({"bokeh": ">=3.10", "distributed": "<=2026.7.1"}, "warning", False,
+    KnownBad({"bokeh": ">=3.10", "distributed": "<=2026.7.1"}, "warning", False,
      "Scheduler.close raises, so that other Dask clusters (LocalCluster, dask-mpi) fail or hang at their end; dask-gpu-mpi's own "
      "end normally", "pip install 'bokeh<3.10', or a newer distributed where RAPIDS allows it"),
     # a thread started at exit: python/cpython#113964
-    ({PYTHON: ">=3.12,<3.12.3"}, "warning", False,
+    KnownBad({PYTHON: ">=3.12,<3.12.3"}, "warning", False,
      "it can't start a thread at exit, so that dask-mpi and others hang there; dask-gpu-mpi does not",
      "use Python 3.12.3 or newer, or 3.11"),
-    ({PYTHON: ">=3.14"}, "warning", False,
+    KnownBad({PYTHON: ">=3.14"}, "warning", False,
      "this is not tested, and Dask's warnings at the end of a job are not silenced",
      "use Python 3.11, 3.12 (from 3.12.3) or 3.13"),
-    ({"dask-cuda": ">=0", "cuda-bindings": MISSING}, "error", True,
+    KnownBad({"dask-cuda": ">=0", "cuda-bindings": MISSING}, "error", True,
      "`import dask_cuda` fails: no GPU worker starts", _CUDA),
-    ({"dask-cuda": MISSING}, "error", True, "GPU workers need dask_cuda.CUDAWorker", _CUDA),
-    *(({name: ">=1.22"}, "warning", False,
+    KnownBad({"dask-cuda": MISSING}, "error", True, "GPU workers need dask_cuda.CUDAWorker", _CUDA),
+    *(KnownBad({name: ">=1.22"}, "warning", False,
        "UCXX does not work with it: data between workers goes over TLS", f"pip install '{name}<1.22'")
       for name in ("libucx-cu12", "libucx-cu13")),
 )  # fmt: skip
@@ -107,13 +125,14 @@ def known_bad(versions: Mapping[str, str], *, gpus: bool) -> Iterator[Finding]:
     >>> [one.found[:38] for one in known_bad({"bokeh": "3.10.2", "distributed": "2026.7.1"}, gpus=False)]
     ['bokeh 3.10.2 with distributed 2026.7.1']
     """
-    for wanted, level, needs_gpus, effect, fix in KNOWN_BAD:
-        if (gpus or not needs_gpus) and all(_fits(versions.get(name), wanted[name]) for name in wanted):
+    for bad in KNOWN_BAD:
+        fits = all(_fits(versions.get(name), specifier) for name, specifier in bad.wanted.items())
+        if fits and (gpus or not bad.needs_gpus):
             parts = (
-                f"no {name}" if spec == MISSING else f"{name} {versions[name]}"
-                for name, spec in wanted.items()
+                f"no {name}" if specifier == MISSING else f"{name} {versions[name]}"
+                for name, specifier in bad.wanted.items()
             )
-            yield Finding(level, "known versions", f"{' with '.join(parts)}: {effect}", fix)
+            yield Finding(bad.level, "known versions", f"{' with '.join(parts)}: {bad.effect}", bad.fix)
 
 
 def _fits(version: str | None, wanted: str) -> bool:
@@ -159,22 +178,22 @@ def check_placement(evidence: Evidence) -> Iterator[Finding]:
 
 def check_gpus(evidence: Evidence) -> Iterator[Finding]:
     """Lost GPUs, memory errors, drivers, kinds and numbers."""
-    drivers: dict[str, list[str]] = {}
-    for rank, observed in evidence.observations.items():
-        if observed.driver:
-            drivers.setdefault(observed.driver, []).append(evidence.host(rank))
-    kinds: dict[str, list[str]] = {}
-    for host in evidence.plan.hosts:
-        kinds.setdefault(_kinds(gpu.name for gpu in host.gpus), []).append(host.host)
     wrong = [
         Finding("error", "GPUs", problem.text, problem.fix or LEAVE_OUT)
         for problem in evidence.plan.warnings
         if problem.what == "GPUs"
     ]
     wrong += [*_memory_errors(evidence), *_missing(evidence)]
+    drivers: dict[str, list[str]] = {}
+    for rank, observed in evidence.observations.items():
+        if observed.driver:
+            drivers.setdefault(observed.driver, []).append(evidence.host(rank))
     if len(drivers) > 1:
         fix = "ask the operators for one version, or choose nodes with the same driver"
         wrong.append(Finding("warning", "GPUs", f"NVIDIA drivers differ: {_on_hosts(drivers)}", fix))
+    kinds: dict[str, list[str]] = {}
+    for host in evidence.plan.hosts:
+        kinds.setdefault(_kinds(gpu.name for gpu in host.gpus), []).append(host.host)
     if len(kinds) > 1:
         found = f"nodes have GPUs of different number or kind: {_on_hosts(kinds)}"
         fix = "request the same GPUs on every node, unless that is intended"
@@ -219,14 +238,16 @@ def _missing(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _on_hosts(hosts: Mapping[str, Iterable[str]]) -> str:
+    """The hosts that have each text."""
     return "; ".join(f"{text} on {fold_names(dict.fromkeys(of))}" for text, of in hosts.items())
 
 
 def _kinds(names: Iterable[str]) -> str:
+    """The numbers of GPUs of each kind, by the names of all."""
     return ", ".join(f"{number} {name}" for name, number in Counter(sorted(names)).items()) or "no GPU"
 
 
-#: By `tasks.KernelResult.kind`.
+#: The fix for each `tasks.KernelResult.kind`.
 FIXES = {
     "slow": "run check again, now that these files are in the node's page cache; or keep the environment on a faster file "
     "system, or in a container image",

@@ -1,4 +1,8 @@
-"""The command line: ``python -m dask_gpu_mpi``, ``dask-gpu-mpi`` and ``dask gpu-mpi`` are the same."""
+"""The command line, with the command ``run``: ``python -m dask_gpu_mpi``, ``dask-gpu-mpi`` and ``dask gpu-mpi`` are the same.
+
+The other commands are in modules of this package. An error of the command line is reported once for all ranks, so `run` and the
+errors of click go the same way, through the start of a job (`_run`).
+"""
 
 from __future__ import annotations
 
@@ -102,6 +106,10 @@ def run(program: tuple[str, ...], **given: Any) -> None:
 
 
 def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
+    """Start this rank of a job, run the script of these words on the client's rank, and exit.
+
+    An error is reported once for all ranks, even one of `read_options`.
+    """
     from dask_gpu_mpi.job.program import Program, run_script
     from dask_gpu_mpi.job.start import prepare_process, start
 
@@ -178,37 +186,49 @@ def _explained(error: click.ClickException, arguments: Sequence[str]) -> str:
     """The message of an error of click, with the fix if it is known."""
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):
-        name, is_jobscript = error.option_name, arguments[0] == jobscript.name
-        if is_jobscript and name in _flags_of(launch):
-            return f"{name} is an option of launch. Fix: put it behind --, before the script"
-        if ours := ELSEWHERE.get(name.lstrip("-").replace("-", "_")):
-            return f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
-        word = name.lstrip("-").replace("-", "_")
-        if word.startswith("rmm_") or word in OF_WORKERS:
-            return f"No such option {name!r}. Fix: --worker-options '{{\"{word}\": VALUE}}'"
-        if name in ("-n", "--ranks"):
-            return f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {name} N SCRIPT"
-        if is_jobscript and "--" not in arguments:
-            return f"No such option {name!r}. Fix: `--` before the script"
-        if name in _flags_of(jobscript):
-            return f"No such option {name!r}. A job runs on all its nodes and GPUs. Fix: leave it out; jobscript has it"
+        return _unknown_option(error, arguments) or text
     if isinstance(error, click.BadParameter):
-        variable = getattr(error.param, "envvar", None)
-        flags = error.param.opts if error.param is not None else ()
-        if variable and not any(word.partition("=")[0] in flags for word in arguments):
-            text = re.sub("for '.*?'", f"for {variable}", text, count=1)
-        kind = getattr(error.param, "type", None)
-        if isinstance(kind, click.IntRange | click.FloatRange):
-            kind_of = "whole " if isinstance(kind, click.IntRange) else ""
-            limits = f"{kind.min} or more" if kind.max is None else f"{kind.min} to {kind.max}"
-            if "'p'" in text and "-np" in arguments:  # mpirun's option
-                return f"No such option '-np'. Fix: -n {[*arguments, 'N'][arguments.index('-np') + 1]}"
-            return f"{re.split(' is not (?:a valid|in the) ', text)[0]} is not a {kind_of}number of {limits}"
+        return _bad_value(error, arguments)
     if arguments[:1] == [top.name] and "unexpected extra argument" in text:
         return f"top: {text.removesuffix('.')}. Fix: --scheduler-file FILE"
     if arguments[:1] == [plan.name] and "unexpected extra argument" in text:
         return f"plan: {text.removesuffix('.')}. Fix: leave the script out, since a plan needs none"
     return text
+
+
+def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
+    """The message for an option that belongs to another command, to a worker or to another library; empty: it does not."""
+    flag, is_jobscript = error.option_name, arguments[0] == jobscript.name
+    name = flag.lstrip("-").replace("-", "_")
+    if is_jobscript and flag in _flags_of(launch):
+        return f"{flag} is an option of launch. Fix: put it behind --, before the script"
+    if ours := ELSEWHERE.get(name):
+        return f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
+    if name.startswith("rmm_") or name in OF_WORKERS:
+        return f"No such option {flag!r}. Fix: --worker-options '{{\"{name}\": VALUE}}'"
+    if flag in ("-n", "--ranks"):
+        return f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {flag} N SCRIPT"
+    if is_jobscript and "--" not in arguments:
+        return f"No such option {flag!r}. Fix: `--` before the script"
+    if flag in _flags_of(jobscript):
+        return f"No such option {flag!r}. A job runs on all its nodes and GPUs. Fix: leave it out; jobscript has it"
+    return ""
+
+
+def _bad_value(error: click.BadParameter, arguments: Sequence[str]) -> str:
+    """The message for a value, with the variable that has it and the limits of a number."""
+    text, kind = error.format_message(), getattr(error.param, "type", None)
+    variable = getattr(error.param, "envvar", None)
+    flags = error.param.opts if error.param is not None else ()
+    if variable and not any(word.partition("=")[0] in flags for word in arguments):
+        text = re.sub("for '.*?'", f"for {variable}", text, count=1)
+    if not isinstance(kind, click.IntRange | click.FloatRange):
+        return text
+    if "'p'" in text and "-np" in arguments:  # mpirun's option
+        return f"No such option '-np'. Fix: -n {[*arguments, 'N'][arguments.index('-np') + 1]}"
+    number = "whole number" if isinstance(kind, click.IntRange) else "number"
+    limits = f"{kind.min} or more" if kind.max is None else f"{kind.min} to {kind.max}"
+    return f"{re.split(' is not (?:a valid|in the) ', text)[0]} is not a {number} of {limits}"
 
 
 def _flags_of(command: click.Command) -> set[str]:

@@ -1,7 +1,8 @@
 """Conversion of Python values, texts of the command line and values of Dask's configuration to the values of options.
 
 A Python keyword must have the right type. A text of the command line is read. A value of Dask's configuration may be either: Dask
-has already guessed the type of an environment variable (``NAME=12`` arrives as an int).
+has already guessed the type of an environment variable (``NAME=12`` arrives as an int). There is a converter for each kind of
+value (`_KINDS`); `dask_gpu_mpi.options.resolve`, the options of workers and those of job scripts use `convert`.
 """
 
 from __future__ import annotations
@@ -94,11 +95,12 @@ def _expected(setting: Setting) -> str:
 
 
 def _refuse_endless(setting: Setting, value: Any) -> None:
-    """The one guard against numbers of thousands of digits, and values that are nested as deeply."""
+    """Refuse numbers of thousands of digits, and values that are nested as deeply, which no message could have."""
     if isinstance(value, int) and abs(value) >= LARGEST:
         if setting.kind in ("int", "memory"):
             raise _Unexpected("an integer below 2**63")
         raise _Unexpected
+    # all values of a level, then all that these contain; one that contains itself is not followed again
     level, seen = [value], set[int]()
     for _ in range(MOST_LEVELS):
         level = [each for each in level if isinstance(each, (list, tuple, Mapping)) and id(each) not in seen]

@@ -343,7 +343,7 @@ class Options:
 
 
 # fmt: off
-#: Names that set another option: `resolve.settle` turns them into the layout and the class of the workers.
+#: Names that set another option: `options.resolve` turns them into the layout and the class of the workers.
 _SYNONYMS = (
     Option("bool", "exclusive_workers", None,
         "dask-mpi's name for --layout exclusive and --layout shared.",

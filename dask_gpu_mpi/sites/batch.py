@@ -1,6 +1,7 @@
-"""Batch systems: what `launch`, `jobscript` and the ranks need of each, and the one in which this process runs.
+"""Batch systems: what `launch` and the ranks need of each, the job of this process (`find_allocation`), and their commands.
 
-Each system is a module of this package with one subclass of `BatchSystem`. contributing/add-a-batch-system.md adds one.
+Each system is a module of this package with a subclass of `BatchSystem`. contributing/add-a-batch-system.md adds one. Functions
+such as `end_time` ask all systems whose variables are in the environment. Job scripts: `dask_gpu_mpi.sites.jobscript`.
 """
 
 from __future__ import annotations

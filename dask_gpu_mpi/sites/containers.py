@@ -2,6 +2,9 @@
 
 In each of them a rank needs the folders of the job and the node's ``/tmp`` under their own names, the GPUs, the network and the
 processes of its node, and the variables of MPI, of Dask and of this package.
+
+`launch` chooses the image's runtime first (`choose_container`). `dask_gpu_mpi.sites.command` then adds the folders of the job
+(`Container.at`), and what the launcher's ranks need (`rank_variables`), and asks the runtime for its words in the command line.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ class Runtime:
 
     def runs(self, image: str) -> bool:
         """Whether it runs images of this kind."""
-        if image.startswith("-") or image.endswith(".toml"):  # `Options`
+        if image.startswith("-") or image.endswith(".toml"):  # for `SrunOptions`
             return False
         if _is_file(image):
             return image.endswith(self.files)
@@ -220,7 +223,7 @@ class Singularity(Apptainer):
     name = "singularity"
 
 
-class Options(Pyxis):
+class SrunOptions(Pyxis):
     """Options of srun that choose an image, such as ``--environment=x.toml`` of CSCS (docs.cscs.ch, "Container Engine").
 
     They, or their file, have the mounts as well. The working directory must be among these.
@@ -258,7 +261,7 @@ class Options(Pyxis):
 #: In the order of choice, for images that several can run. Pyxis is part of the site's batch system. podman-hpc comes before
 #: Shifter: NERSC has both, and Shifter's images must be pulled before the job. Apptainer comes last, since it converts images of
 #: a registry on each node.
-RUNTIMES: tuple[Runtime, ...] = (Options(), Pyxis(), PodmanHpc(), Shifter(), Apptainer(), Singularity())
+RUNTIMES: tuple[Runtime, ...] = (SrunOptions(), Pyxis(), PodmanHpc(), Shifter(), Apptainer(), Singularity())
 
 
 def choose_container(

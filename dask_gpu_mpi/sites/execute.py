@@ -1,4 +1,8 @@
-"""Runs the commands of a job, one at a time: a launcher, or the ranks. They get the signals, and end with this process."""
+"""Runs the commands of a job of ``launch`` one after the other: copies of the environment, the check, the job; then a requeue.
+
+Each command is a launcher, or the ranks. `Runner` passes signals on to it and returns its exit code. `run_launch`, which
+`dask_gpu_mpi.cli.launch` calls, has the order of the commands, and the meaning of the mark that a job leaves.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from dask_gpu_mpi.base.files import is_ours, make_folder, remove
 from dask_gpu_mpi.base.signals import die_with_parent
@@ -103,19 +108,19 @@ class Runner:
                 end_at, kill_at = math.inf, now + LAUNCHER_GRACE
             elif now > kill_at:
                 child.kill()  # the batch system ends the remaining processes
-            elif kill_at == math.inf and mark and (found := _read_mark(mark)) and found[0] is not None:
+            elif mark and kill_at == math.inf and (ended := _read_mark(mark)) and ended.code is not None:
                 kill_at = now + LAUNCHER_GRACE
-            got = signal.sigtimedwait(self._signals, min(POLL, max(0.0, forward_at - now)))
-            if time.monotonic() >= forward_at:
+            if now >= forward_at:
                 forward_at = math.inf
                 self._end(child)
+            got = signal.sigtimedwait(self._signals, min(POLL, max(0.0, forward_at - now)))
             if got is None or got.si_signo == signal.SIGCHLD:
                 continue
-            if got.si_signo not in WARNING:
-                if self._note_end(got) and forward_at == math.inf:
-                    forward_at = time.monotonic() + self.end_delay
-            elif self._warning and not preflight:
-                child.send_signal(got.si_signo)
+            if got.si_signo in WARNING:
+                if self._warning and not preflight:
+                    child.send_signal(got.si_signo)
+            elif self._note_end(got) and forward_at == math.inf:
+                forward_at = time.monotonic() + self.end_delay
         self.listen(0.0)  # the launcher may have ended before the signal was fetched
         code = child.returncode or 0
         code = 128 - code if code < 0 else code
@@ -199,21 +204,15 @@ def run_launch(
             stack.callback(_remove_mark, launch.mark)
         if launch.stage:
             stack.callback(_unstage, runner, launch, child)
-            begin = time.monotonic()
-            code = runner.run(launch.stage, child, preflight=True, within=STAGE_TIMEOUT)
-            if code or runner.stopped_by:
-                return _code_of(code, runner)
-            say(f"launch: --stage: each node has its copy after {time.monotonic() - begin:.1f} s")
-        if launch.check:
-            code = runner.run(launch.check, child, preflight=True, ranks=launch.ranks)
-            if code or runner.stopped_by:
-                return _code_of(code, runner)
+        if (code := _before_the_job(runner, launch, child)) is not None:
+            return code
         code = runner.run(launch.run, child, mark=launch.mark, ranks=launch.ranks, tolerant=launch.tolerant)
-        found = _read_mark(launch.mark)
-        lost_node = _lost_node(launch.mark, code, found)
-        noted, lost = found or (None, "")
-        code = code if noted is None else noted
-        requeues = requeue is not None and (code == 75 or lost_node or lost == LOST)
+        mark = _read_mark(launch.mark)
+        lost_node = _lost_node(launch.mark, code, mark)
+        if mark is not None and mark.code is not None:
+            code = mark.code
+        has_lost = bool(lost_node) or (mark is not None and mark.word == LOST)
+        requeues = requeue is not None and (code == 75 or has_lost)
         if requeues:
             runner.listen(LINGER)
         if runner.stopped_by is not None:
@@ -233,6 +232,23 @@ def run_launch(
     return 1 if lost_node else code
 
 
+def _before_the_job(runner: Runner, launch: Launch, environ: Mapping[str, str]) -> int | None:
+    """Make the copies and run the check, if there are any; the exit code if the job must not start."""
+    began = time.monotonic()
+    for command in (launch.stage, launch.check):
+        if not command:
+            continue
+        within, ranks = (STAGE_TIMEOUT, 0) if command is launch.stage else (math.inf, launch.ranks)
+        code = runner.run(command, environ, preflight=True, within=within, ranks=ranks)
+        if runner.stopped_by is not None:  # launchers have different codes then (Hydra: 15)
+            return 128 + runner.stopped_by
+        if code:
+            return code
+        if command is launch.stage:
+            say(f"launch: --stage: each node has its copy after {time.monotonic() - began:.1f} s")
+    return None
+
+
 def _prepare_folders(launch: Launch) -> None:
     """Make the folder that a container or a profiler needs, and remove a mark that a run before a requeue has left."""
     try:
@@ -250,21 +266,6 @@ def _prepare_folders(launch: Launch) -> None:
         ) from None
 
 
-def _lost_node(mark: str, code: int, found: tuple[int | None, str] | None) -> str:
-    """The sign that a node was lost, although the launcher's exit code does not tell; empty: none, or the job has no mark.
-
-    ssh ends with 255 if its connection is lost, and so does mpirun; Open MPI's also with 0, and never after a killed rank.
-    """
-    if mark and found is None and code in (0, 255):
-        return f"{mark} is missing, or another user's"
-    return "a rank has gone before its end" if mark and code == 0 and found and found[1] == GONE else ""
-
-
-def _code_of(code: int, runner: Runner) -> int:
-    """The exit code of a step before the job: of a signal that has ended it, since launchers have different ones (Hydra: 15)."""
-    return code if runner.stopped_by is None else 128 + runner.stopped_by
-
-
 def _unstage(runner: Runner, launch: Launch, environ: Mapping[str, str]) -> None:
     runner.end_delay = math.inf  # a second signal must not stop it half way
     if code := runner.run(launch.unstage, environ, preflight=True, within=UNSTAGE_TIMEOUT):
@@ -274,25 +275,47 @@ def _unstage(runner: Runner, launch: Launch, environ: Mapping[str, str]) -> None
         )
 
 
-def _read_mark(mark: str) -> tuple[int | None, str] | None:
-    """The exit code in the mark of a job that has lost ranks (None: there is none), and the word after it, or alone.
+# The mark: a file that the job writes at its end, if the launcher's exit code does not prove that it has completed.
+
+
+class Mark(NamedTuple):
+    """The text of a mark."""
+
+    #: The exit code of a job that has lost ranks; None: it has lost none, or has no code.
+    code: int | None
+    #: `LOST`, `GONE`, or empty.
+    word: str
+
+
+def _read_mark(file: str) -> Mark | None:
+    """The mark in this file.
 
     None: the mark is missing, or another user's, which could otherwise make a lost job count as completed.
     """
     with (
         contextlib.suppress(OSError),
-        open(os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file,
+        open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as opened,
     ):
-        status = os.fstat(file.fileno())
+        status = os.fstat(opened.fileno())
         if stat.S_ISREG(status.st_mode) and is_ours(status):
-            words = file.read(100).split()
+            words = opened.read(100).split()
             code = int(words[0]) & 0xFF if words and words[0].isdecimal() else None
-            return code, words[-1] if words and words[-1] in (LOST, GONE) else ""
+            return Mark(code, words[-1] if words and words[-1] in (LOST, GONE) else "")
     return None
 
 
-def _remove_mark(mark: str) -> None:
+def _remove_mark(file: str) -> None:
     """Remove the mark of this run, which nobody reads any more."""
     with contextlib.suppress(OSError):
-        if _read_mark(mark) is not None:
-            remove(mark)
+        if _read_mark(file) is not None:
+            remove(file)
+
+
+def _lost_node(file: str, code: int, mark: Mark | None) -> str:
+    """The sign that a node was lost, although the launcher's exit code does not tell; empty: none, or the job has no mark.
+
+    ssh ends with 255 if its connection is lost, and so does mpirun; Open MPI's also with 0, and never after a killed rank.
+    """
+    if file and mark is None and code in (0, 255):
+        return f"{file} is missing, or another user's"
+    return "a rank has gone before its end" if mark is not None and code == 0 and mark.word == GONE else ""

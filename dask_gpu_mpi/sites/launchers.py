@@ -1,9 +1,8 @@
 """Launchers: a class for each, with the variables of its ranks and the options with which `launch` starts them.
 
-The launcher of this process and its rank are read from the environment. MPI is the authority on rank and world size; if they
-differ, see `dask_gpu_mpi.mpi.library`.
-
-A child process must not have the variables of a rank: an MPI library in it would join the job as a rank that already exists.
+By these classes a process detects the launcher that has started it, and its rank (`detect`), and a child process is kept from
+joining the job as a rank that already exists (`scrub`). MPI is the authority on rank and world size; if it differs from the
+launcher, see `dask_gpu_mpi.mpi.library`. `launch` uses the second half of each class: `dask_gpu_mpi.sites.choice`, `.command`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,47 @@ from typing import Literal
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.batch import SYSTEMS, Allocation, number, systems_of
 
+# MPI libraries, by the text with their version.
+
 #: MPI libraries with the same launchers.
 Family = Literal["openmpi", "mpich", "intel", "cray", "other"]
+#: By the first line of the text. Cray's contains MPICH as well.
+_FAMILIES: tuple[tuple[str, Family], ...] = (
+    ("cray", "cray"),
+    (r"open\s?mpi|spectrum mpi", "openmpi"),
+    ("intel", "intel"),
+    ("mpich|mvapich", "mpich"),
+)
+#: Cray's MPI needs no GPU support, since Dask moves the data.
+CRAY: Mapping[str, str | None] = {"MPICH_GPU_SUPPORT_ENABLED": "0"}
+
+
+def family_of(version: str) -> Family:
+    """The family whose launchers start a library.
+
+    >>> [family_of(text) for text in ("Open MPI v5.0.11", "MPICH Version: 5.0.2", "MVAPICH2 Version : 2.3.7")]
+    ['openmpi', 'mpich', 'mpich']
+    >>> [family_of(text) for text in ("Intel(R) MPI Library 2021.18", "MPI VERSION    : CRAY MPICH version 8.1", "")]
+    ['intel', 'cray', 'other']
+    """
+    first = version.replace("\0", "").partition("\n")[0]
+    return next(
+        (family for pattern, family in _FAMILIES if re.search(pattern, first, re.IGNORECASE)), "other"
+    )
+
+
+def library_name(version: str) -> str:
+    r"""The first few words, on one line.
+
+    >>> library_name("Open MPI v5.0.11, package: Open MPI user@host")
+    'Open MPI v5.0.11'
+    >>> library_name("MPICH Version:      5.0.2\nMPICH Release date: ...\0")
+    'MPICH Version: 5.0.2'
+    """
+    return " ".join(version.replace("\0", "").partition("\n")[0].partition(",")[0].split())
+
+
+# The launchers.
 
 
 class Launcher:
@@ -448,21 +486,8 @@ BY_COMMAND: Mapping[str, Launcher] = {
     each.kind: each for each in LAUNCHERS if each.kind and not each.version and each is not LOCAL
 }
 
-_PATTERNS = frozenset(" ".join(launcher.scrubbed for launcher in LAUNCHERS).split())
-_SCRUBBED = frozenset(name for name in _PATTERNS if not name.endswith("*"))
-_SCRUBBED_PREFIXES = tuple(name.removesuffix("*") for name in _PATTERNS if name.endswith("*"))
 
-
-def scrub(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a rank without the variables of its launcher: in a child with it, ``MPI_Init`` makes a world of one.
-
-    The job's variables (``SLURM_JOB_ID``, ``PBS_NODEFILE``, ...) and the user's settings of MPI libraries stay.
-    """
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
-    }
+# The launcher that has started this process.
 
 
 @dataclass(frozen=True)
@@ -538,6 +563,26 @@ def reports_for_all(environ: Mapping[str, str]) -> bool:
     return launched is None or not launched.rank
 
 
+# The variables of child processes, and of other nodes.
+
+#: The names in `Launcher.scrubbed` of all launchers: whole names, and prefixes.
+_PATTERNS = frozenset(" ".join(launcher.scrubbed for launcher in LAUNCHERS).split())
+_SCRUBBED = frozenset(name for name in _PATTERNS if not name.endswith("*"))
+_SCRUBBED_PREFIXES = tuple(name.removesuffix("*") for name in _PATTERNS if name.endswith("*"))
+
+
+def scrub(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a rank without the variables of its launcher: in a child with it, ``MPI_Init`` makes a world of one.
+
+    The job's variables (``SLURM_JOB_ID``, ``PBS_NODEFILE``, ...) and the user's settings of MPI libraries stay.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
+    }
+
+
 #: Variables of a shell, of a login, and of one node only.
 _ONE_NODE = (
     "_ CUDA_VISIBLE_DEVICES DISPLAY ENVIRONMENT HOME HOST HOSTNAME KRB5CCNAME LOGNAME MAIL OLDPWD PWD SHELL SHLVL TERM "
@@ -566,40 +611,4 @@ def forwarded(environ: Mapping[str, str]) -> list[str]:
             and name not in NOT_FORWARDED
             and not name.startswith(NOT_FORWARDED_PREFIXES)
         )
-    )
-
-
-def library_name(version: str) -> str:
-    r"""The first few words, on one line.
-
-    >>> library_name("Open MPI v5.0.11, package: Open MPI user@host")
-    'Open MPI v5.0.11'
-    >>> library_name("MPICH Version:      5.0.2\nMPICH Release date: ...\0")
-    'MPICH Version: 5.0.2'
-    """
-    return " ".join(version.replace("\0", "").partition("\n")[0].partition(",")[0].split())
-
-
-#: By the first line of a library's version text. Cray's contains MPICH as well.
-_FAMILIES: tuple[tuple[str, Family], ...] = (
-    ("cray", "cray"),
-    (r"open\s?mpi|spectrum mpi", "openmpi"),
-    ("intel", "intel"),
-    ("mpich|mvapich", "mpich"),
-)
-#: Cray's MPI needs no GPU support, since Dask moves the data.
-CRAY: Mapping[str, str | None] = {"MPICH_GPU_SUPPORT_ENABLED": "0"}
-
-
-def family_of(version: str) -> Family:
-    """The family whose launchers start a library.
-
-    >>> [family_of(text) for text in ("Open MPI v5.0.11", "MPICH Version: 5.0.2", "MVAPICH2 Version : 2.3.7")]
-    ['openmpi', 'mpich', 'mpich']
-    >>> [family_of(text) for text in ("Intel(R) MPI Library 2021.18", "MPI VERSION    : CRAY MPICH version 8.1", "")]
-    ['intel', 'cray', 'other']
-    """
-    first = version.replace("\0", "").partition("\n")[0]
-    return next(
-        (family for pattern, family in _FAMILIES if re.search(pattern, first, re.IGNORECASE)), "other"
     )

@@ -35,8 +35,6 @@ RANK = struct.Struct("<i")
 TRANSPORT = -1
 #: Bytes of the largest packet, and of a socket's buffer; the system may give less than the latter.
 LARGEST, BUFFER = 1 << 18, 1 << 20
-#: Bytes that wait for a rank that does not read. Further packets are lost: a rank that long silent is stopped.
-MOST_WAITING = 1 << 26
 #: Seconds for the other ranks to end after one has failed, or rank 0 has ended. They normally end by themselves.
 GRACE = 30.0
 #: Seconds for the report of a failed start, once a rank has ended before all had met.
@@ -122,6 +120,11 @@ class Ranks:
                 self.returncode = self._exit_code()
                 end_programs(self._leftovers, "the script", "it", leaving=SCRIPTS_PROGRAMS, killing=SAVING)
             return self.returncode
+        self._keep_deadlines(now)
+        return None
+
+    def _keep_deadlines(self, now: float) -> None:
+        """End the ranks that are still running after an abort, a failed meeting, a failed rank, or the end of rank 0."""
         if self._relay.aborted is not None and not self._ending:
             self._end_all(now + ABORT_GRACE)
         elif now >= self._unmet_at and self._relay.connects(self._running):
@@ -140,7 +143,12 @@ class Ranks:
                 say(f"launch: {ranks_text(self._running)}: still running {GRACE:.0f} s after rank 0; killed")
             self._ending, self._kill_at = True, math.inf
             self.kill()
-        return None
+
+    def _end_all(self, kill_at: float) -> None:
+        """Send SIGTERM to all ranks, and SIGKILL at that time."""
+        self._ending, self._end_at, self._kill_at = True, math.inf, min(kill_at, self._kill_at)
+        self._unmet_at = math.inf
+        self.terminate()
 
     def send_signal(self, number: int) -> None:
         """Send a signal to all ranks."""
@@ -156,6 +164,7 @@ class Ranks:
         self.send_signal(signal.SIGKILL)
 
     def _reap_orphans(self) -> None:
+        """Read the exit codes of processes that ranks have left, which `adopt_orphans` makes children of this one."""
         ranks = {process.pid for process in self._running.values()}
         with contextlib.suppress(ChildProcessError):
             # the status of a rank is for its object
@@ -164,12 +173,8 @@ class Ranks:
             ) and ended.si_pid not in ranks:
                 os.waitpid(ended.si_pid, 0)
 
-    def _end_all(self, kill_at: float) -> None:
-        self._ending, self._end_at, self._kill_at = True, math.inf, min(kill_at, self._kill_at)
-        self._unmet_at = math.inf
-        self.terminate()
-
     def _has_ended(self, rank: int, code: int, now: float) -> None:
+        """Note the exit code of a rank, and set the time by which the others must have ended."""
         how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended (exit code {code})"
         expected = self._ending or self._relay.aborted is not None
         if code < 0 and -code not in ORDERLY and not expected:
@@ -213,8 +218,8 @@ class Relay(threading.Thread):
         #: The exit code of a job that a rank has aborted.
         self.aborted: int | None = None
         self._sockets = sockets
+        #: Packets for each rank that its socket has no room for. They are few: ranks send some during their meeting only.
         self._waiting: list[collections.deque[bytes]] = [collections.deque() for _ in sockets]
-        self._waiting_bytes = [0] * len(sockets)
         self._selector = selectors.DefaultSelector()
         for rank, each in enumerate(sockets):
             each.setblocking(False)
@@ -266,9 +271,8 @@ class Relay(threading.Thread):
 
     def _send(self, rank: int, packet: bytes) -> None:
         waiting = self._waiting[rank]
-        if self._sockets[rank].fileno() >= 0 and self._waiting_bytes[rank] + len(packet) <= MOST_WAITING:
+        if self._sockets[rank].fileno() >= 0:
             waiting.append(packet)
-            self._waiting_bytes[rank] += len(packet)
             if len(waiting) == 1:
                 self._send_waiting(rank)
 
@@ -283,7 +287,7 @@ class Relay(threading.Thread):
                 break
             except OSError:  # it has ended: what it has sent before is received next
                 pass
-            self._waiting_bytes[rank] -= len(waiting.popleft())
+            waiting.popleft()
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0)
         if self._selector.get_key(to).events != wanted:
             self._selector.modify(to, wanted, rank)

@@ -46,6 +46,19 @@ def links_are_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call
 
 
 @pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Make a program of this name, by default one that does nothing, in the first folder of PATH."""
+
+    def made(name: str, text: str = "#!/bin/sh\n") -> Path:
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        return tmp_path / name
+
+    return made
+
+
+@pytest.fixture
 def handlers() -> Iterator[None]:
     """The handlers of signals are afterwards what they were."""
     actions = [Action.now(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, LOST)]

@@ -316,4 +316,4 @@ def test_known_bad(versions: dict[str, str], gpus: bool, level: str | None, says
     found = [*known_bad(all_versions, gpus=gpus)]
     assert [one.level for one in found] == ([] if level is None else [level])
     assert all(one.found.startswith(f"{says}: ") for one in found)
-    assert {name for wanted, *_ in KNOWN_BAD for name in wanted} <= VERSIONS.keys()
+    assert {name for one in KNOWN_BAD for name in one.wanted} <= VERSIONS.keys()

@@ -34,6 +34,7 @@ def run(*arguments: str) -> int:
 
 
 Dry = Callable[..., list[str]]
+Make = Callable[..., Path]
 
 
 @pytest.fixture
@@ -94,10 +95,8 @@ def test_options_for_the_launcher_come_after_ours(dry: Dry) -> None:
     assert found[-2:] == ["my.py", "--launcher-option=x"]
 
 
-def test_the_plugin_of_srun(dry: Dry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "srun").write_text("#!/bin/sh\n")
-    (tmp_path / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+def test_the_plugin_of_srun(dry: Dry, program: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    program("srun")
     for variable, value in SLURM.items():
         monkeypatch.setenv(variable, value)
     assert "--mpi=pmi2" in dry("--launcher", "srun", "--mpi", "pmi2", "my.py")
@@ -146,15 +145,13 @@ def test_warnings_before_the_ranks_start(
     environ: dict[str, str],
     given: tuple[str, ...],
     warned: str,
-    tmp_path: Path,
+    program: Make,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dask_gpu_mpi.sites.execute.run_launch", lambda *_: 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    (tmp_path / "srun").write_text("#!/bin/sh\n")
-    (tmp_path / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    program("srun")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert run(*given, "my.py") == 0
@@ -189,17 +186,15 @@ def test_settings_of_a_job_script(
 
 @pytest.mark.parametrize("by", ["option", "variable", "configuration"])
 def test_the_workers_directory_is_in_their_container(
-    dry: Dry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
+    dry: Dry, program: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
 ) -> None:
     image = tmp_path / "image.sif"
     image.touch()
     # runs what comes behind the image with this Python
     runtime = f'#!/bin/sh\nuntil [ "$1" = {image} ]; do shift; done\nshift 2\nexec {sys.executable} "$@"\n'
-    (tmp_path / "apptainer").write_text(runtime)
-    (tmp_path / "apptainer").chmod(0o755)
+    program("apptainer", runtime)
     local = tmp_path / "local"
     local.mkdir()
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     given = ["--local-directory", str(local)] if by == "option" else []
     if by == "variable":
         monkeypatch.setenv("DGM_SCRATCH", str(local))
@@ -267,15 +262,13 @@ def test_a_requeued_job_has_the_copies_of_the_same_command_line(
 
 
 def test_command_that_starts_the_ranks_of_the_job(
-    dry: Dry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dry: Dry, program: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As TACC's ibrun does: it is used as it is, and never asked for its version, which could start something."""
-    (tmp_path / "ibrun").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
-    (tmp_path / "ibrun").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    ibrun = program("ibrun", f"#!/bin/sh\ntouch {tmp_path}/started\n")
     for name, value in (SLURM | {"SLURM_JOB_NUM_NODES": "2"}).items():
         monkeypatch.setenv(name, value)
     found = dry("--launcher-command", "ibrun -v", "--launcher-option=-o 2", "--report", "x.json", "my.py")
-    at = found.index(str(tmp_path / "ibrun"))
+    at = found.index(str(ibrun))
     assert found[at + 1 : at + 5] == ["-v", "-o", "2", sys.executable]
     assert not (tmp_path / "started").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_a_command_that_is_not_there(path: str, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
-    ("program", "printed"),
+    ("text", "printed"),
     [
         ("#!/bin/sh\necho $# $1\n", "2 job\n"),
         ("#!/bin/sh\nprintf 'J\\344ger'\n", "J\udce4ger"),
@@ -80,13 +81,9 @@ def test_a_command_that_is_not_there(path: str, monkeypatch: pytest.MonkeyPatch,
     ],
     ids=["answers", "is no UTF-8", "fails", "hangs", "can't be run"],
 )
-def test_command_of_the_batch_system(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, printed: str
-) -> None:
-    (tmp_path / "flux").write_text(program)
-    (tmp_path / "flux").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    timeout = 0.3 if "sleep" in program else 20.0
+def test_command_of_the_batch_system(program: Callable[..., Path], text: str, printed: str) -> None:
+    program("flux", text)
+    timeout = 0.3 if "sleep" in text else 20.0
     assert output_of(["flux", "job", "timeleft"], timeout) == printed
 
 

@@ -6,8 +6,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import termios
@@ -23,7 +21,6 @@ from dask_gpu_mpi.errors import InputError, LauncherError
 from dask_gpu_mpi.sites import execute
 from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.execute import run_launch
-from dask_gpu_mpi.sites.local import LARGEST, Relay
 from dask_gpu_mpi.sites.pbs import PBS
 from dask_gpu_mpi.sites.slurm import SLURM
 from support.jobs.processes import run_python
@@ -89,7 +86,7 @@ def start() -> Iterator[Start]:
     jobs = []
 
     def started(
-        run: str, *, check: str = "", stdin: Any = subprocess.DEVNULL, env: Any = None, **launch: Any
+        run: str, *, check: str = "", stdin: Any = subprocess.DEVNULL, **launch: Any
     ) -> subprocess.Popen[str]:
         begin = RANK if "ranks" in launch else PROGRAM
         texts = [begin + textwrap.dedent(text) if text else "" for text in (check, run)]
@@ -100,7 +97,7 @@ def start() -> Iterator[Start]:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env={**os.environ, "GONE": "1", **(env or {})},
+            env={**os.environ, "GONE": "1"},
         )
         jobs.append(job)
         return job
@@ -205,28 +202,6 @@ def test_rank_that_does_not_read_holds_up_nobody(ran: Ran) -> None:
         ranks=3,
     )
     assert (code, lines) == (0, ["0 1", "0 b'to oneself'", "2 101 True"])
-
-
-def test_a_queue_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask_gpu_mpi.sites.local.MOST_WAITING", 3 * LARGEST)
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
-    (sender, reader), relay = [pair[1] for pair in pairs], Relay([pair[0] for pair in pairs])
-    relay.start()
-    for number in range(100):
-        sender.send(struct.pack("<ii", 1, number) + bytes(100_000))
-    sender.send(struct.pack("<i", 0))
-    assert sender.recv(LARGEST) == struct.pack("<i", 0)  # all others have been forwarded, kept or dropped
-    reader.settimeout(0.5)
-    numbers = []
-    with contextlib.suppress(TimeoutError):
-        while True:
-            numbers.append(struct.unpack_from("<ii", reader.recv(LARGEST)))
-    assert 7 < len(numbers) < 50
-    assert numbers == [(0, number) for number in range(len(numbers))]
-    relay.stop()
-    assert not relay.is_alive()
-    sender.close()
-    reader.close()
 
 
 def test_ranks_have_their_own_socket_only_and_no_signal_is_blocked(ran: Ran) -> None:
@@ -485,18 +460,16 @@ def test_end_that_is_sent_again_is_forwarded_again(start: Start) -> None:
     ],
 )
 def test_signals_to_launch_alone_if_the_batch_system_signals_the_ranks(
-    start: Start, batch: str, state: str, rc: int, heard: list[str], tmp_path: Path
+    start: Start, program: Callable[..., Path], batch: str, state: str, rc: int, heard: list[str]
 ) -> None:
     """As of ``scancel --batch``; a job that Slurm ends is left alone, since srun would kill ranks that clean up."""
-    (tmp_path / "squeue").write_text(f"#!/bin/sh\necho {state}\n")
-    (tmp_path / "squeue").chmod(0o755)
+    program("squeue", f"#!/bin/sh\necho {state}\n")
     lives = 30 if rc else 3
     launcher = HEARS.replace(
         "while True", f"limit = time.monotonic() + {lives}\nwhile time.monotonic() < limit"
     )
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     # it is longer than the usual delay
-    job = start(launcher, env=env, forwards_end=False, batch=batch, seconds={"BATCH_DELAY": 1.5})
+    job = start(launcher, forwards_end=False, batch=batch, seconds={"BATCH_DELAY": 1.5})
     up(job)
     for number in (USR1, TERM):
         job.send_signal(number)
