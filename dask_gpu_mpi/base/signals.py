@@ -5,6 +5,9 @@ A forked process inherits a handler in Python, which does harm there: it would w
 arrives before that code has run, while the default action would have ended the child, and a `multiprocessing.Pool` then waits
 forever for a process that it has terminated. So signals are blocked around each fork, and before they are unblocked the child
 gets the actions that it would have without this package.
+
+`install` sets a handler. The end of this module is about other processes: one that ends with its parent, descriptors of others,
+and programs that tasks or the script have left behind.
 """
 
 from __future__ import annotations
@@ -38,14 +41,15 @@ _libc = ctypes.CDLL(None)
 _c_handler = ctypes.pythonapi.PyOS_getsig
 _c_handler.restype = ctypes.c_void_p
 
-#: The process that has the handlers.
+#: The process that has the handlers: set by `install`, and in a child that keeps them.
 _owner = os.getpid()
-#: Whether the process that is forked now keeps the handlers.
+#: Whether the process that is forked now keeps the handlers: set by `kept`.
 _kept = False
-#: Signal masks of the threads that are forking, by thread.
+#: Signal masks of the threads that are forking, by thread: from `_block` to `_unblock`, or `_leave_to_child` in the child.
 _masks: dict[int, Any] = {}
+#: Whether `install` has registered these three functions with `os.register_at_fork`.
 _registered = False
-#: Python's own handler in C, which calls those in Python.
+#: Python's own handler in C, which calls those in Python: found by `install`.
 _pythons_handler: int | None = None
 
 
@@ -162,12 +166,14 @@ def kept() -> Iterator[None]:
 
 
 def _block() -> None:
+    """Before a fork: hold back the signals of this thread."""
     thread = threading.get_ident()
     _masks[thread] = ()  # from here on the handlers do nothing in this thread
     _masks[thread] = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
 
 
 def _unblock() -> None:
+    """After a fork, in the parent: let them come."""
     thread = threading.get_ident()
     if thread in _masks:
         signal.pthread_sigmask(signal.SIG_SETMASK, _masks[thread])
@@ -176,6 +182,7 @@ def _unblock() -> None:
 
 
 def _leave_to_child() -> None:
+    """After a fork, in the child: set the actions that it is to have, and let the signals come."""
     global _kept, _owner
     mask = _masks.get(threading.get_ident(), ())
     _masks.clear()
@@ -297,6 +304,7 @@ def sockets_of(pid: int) -> Iterator[tuple[int, int]]:
 
 
 def _system_call(number: int, *arguments: int) -> int:
+    """A call of the kernel for which Python has no function; OSError: it has failed."""
     libc = ctypes.CDLL(None, use_errno=True)
     found: int = libc.syscall(number, *arguments)
     if found < 0:

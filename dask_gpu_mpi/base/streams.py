@@ -1,6 +1,6 @@
-"""Standard input, output and error, and what else child processes inherit: limits, the working directory, the environment.
+"""What a process has from its parent and leaves to its children: standard streams, limits, working directory, environment.
 
-All processes of a rank share one standard output, most of the time a pipe or a file.
+All processes of a rank share one standard output, most of the time a pipe or a file. `say` prints the lines of this package.
 """
 
 from __future__ import annotations

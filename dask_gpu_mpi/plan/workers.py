@@ -354,12 +354,15 @@ def _places(cores: Sequence[frozenset[int]], ranks: Sequence[Inventory]) -> list
     order = sorted(range(len(cores)), key=lambda number: len(near[number]))
     chosen: dict[int, int] = {}
     counts: Counter[int] = Counter()
+    # First near ranks are filled up to their share, then `extra` of them with one more, then the others alike.
     for places, most in ((near, share), (near, share + 1), (anywhere, share), (anywhere, share + 1)):
         for number in order:
+            if number in chosen:
+                continue
             larger = sum(count > share for count in counts.values())
             room = most if larger < extra else share
             place = next((place for place in places[number] if counts[place] < room), None)
-            if number not in chosen and place is not None:
+            if place is not None:
                 chosen[number] = place
                 counts[place] += 1
     return [chosen[number] for number in range(len(cores))]

@@ -1,4 +1,8 @@
-"""The data of `top`: a row for each GPU and for each worker without one, made of the scheduler's answers."""
+"""The data of `top`: a row for each GPU and for each worker without one, made of the scheduler's answers.
+
+A `Link` asks the scheduler for its ``identity()`` and for the facts of the job (`view.job_watch`); `snapshot_of` makes the rows,
+and `with_rates` their rates. `view.top_view` draws a `Snapshot`, `as_json` prints it.
+"""
 
 from __future__ import annotations
 
@@ -104,13 +108,16 @@ def snapshot_of(identity: Mapping[str, Any], job: Mapping[str, Any] | None, now:
     job = job or {}
     workers = {str(worker["name"]): (address, worker) for address, worker in identity["workers"].items()}
     rows: list[Row] = []
-    hosts = () if plan is None else plan.hosts
-    places = {(host.host, gpu.uuid): place for host in hosts for place, gpu in enumerate(host.gpus)}
-    for planned in () if plan is None else plan.workers:
-        name = str(planned.name)
-        absent = "closed" if name in job.get("retired", ()) else "lost"
-        gpus = [(places[planned.host, device], device) for device in planned.devices]
-        rows += _rows_of(planned.host, name, gpus, *workers.pop(name, (None, None)), absent=absent)
+    if plan is not None:
+        places = {(host.host, gpu.uuid): n for host in plan.hosts for n, gpu in enumerate(host.gpus)}
+        for planned in plan.workers:
+            name = str(planned.name)
+            gpus = [(places[planned.host, device], device) for device in planned.devices]
+            if name in workers:
+                rows += _rows_of(planned.host, name, gpus, *workers.pop(name))
+            else:
+                status = "closed" if name in job.get("retired", ()) else "lost"
+                rows += _rows_without_worker(planned.host, name, gpus, status)
     joined: list[Row] = []
     for name, (address, worker) in workers.items():  # from another job, or not started by us
         joined += _rows_of(str(worker.get("host", "")), name, [(None, None)], address, worker)
@@ -125,52 +132,40 @@ def snapshot_of(identity: Mapping[str, Any], job: Mapping[str, Any] | None, now:
     )
 
 
-def with_rates(new: Snapshot, old: Snapshot | None) -> Snapshot:
-    """The new snapshot with the rates since the old one; of a worker that has sent no new figures, those of the old one."""
-    before = {(row.address, row.device): row for row in old.rows} if old is not None else {}
-    return replace(
-        new, rows=tuple(_with_rate(row, before.get((row.address, row.device))) for row in new.rows)
-    )
-
-
-def _with_rate(row: Row, old: Row | None) -> Row:
-    if old is None or row.measured is None or old.measured is None:
-        return row
-    seconds = row.measured - old.measured
-    if seconds <= 0:
-        return replace(row, received_rate=old.received_rate, sent_rate=old.sent_rate)
-
-    def rate(new: int | None, before: int | None) -> float | None:
-        return None if new is None or before is None else max(0, new - before) / seconds
-
-    return replace(row, received_rate=rate(row.received, old.received), sent_rate=rate(row.sent, old.sent))
-
-
 def _rows_of(
     node: str,
     name: str,
     gpus: Sequence[tuple[int | None, str | None]],
-    address: str | None,
-    worker: Any,
-    absent: str = "lost",
+    address: str,
+    worker: Mapping[str, Any],
 ) -> Iterator[Row]:
     """The rows of a worker with these GPUs: place on the node, and UUID; None: not known. A worker without one has a row, too."""
-    own = _of_worker(worker) if address is not None else {}
-    figures = _gpus_of(worker) if address is not None else []
+    figures = _gpus_of(worker)
     for position, (place, device) in enumerate(gpus or [(None, None)]):
+        fields = _of_worker(worker) if position == 0 else {}
+        if gpus and position < len(figures):
+            fields |= figures[position]
         yield Row(
             node=printable(node),
             worker=printable(name),
-            address=None if address is None else printable(address),
-            status=printable(str(worker.get("status", "running"))) if address is not None else absent,
+            address=printable(address),
+            status=printable(str(worker.get("status", "running"))),
             gpu_index=place,
             device=device,
-            **(own if position == 0 else {}),
-            **(figures[position] if position < len(figures) and gpus else {}),
+            **fields,
         )
 
 
+def _rows_without_worker(
+    node: str, name: str, gpus: Sequence[tuple[int | None, str | None]], status: str
+) -> Iterator[Row]:
+    """The rows of a worker of the plan that is not there."""
+    for place, device in gpus or [(None, None)]:
+        yield Row(node=printable(node), worker=printable(name), status=status, gpu_index=place, device=device)
+
+
 def _of_worker(worker: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of the worker itself, as fields of `Row`."""
     metrics = mapping(worker.get("metrics"))
     ours, rmm = mapping(metrics.get(METRIC)), mapping(metrics.get("rmm"))
     tasks = metrics.get("task_counts")
@@ -203,6 +198,27 @@ def _sum(tasks: Any, *states: str) -> int | None:
     if not isinstance(tasks, Mapping):
         return None
     return sum(integer(tasks.get(state)) or 0 for state in states)
+
+
+def with_rates(new: Snapshot, old: Snapshot | None) -> Snapshot:
+    """The new snapshot with the rates since the old one; of a worker that has sent no new figures, those of the old one."""
+    before = {(row.address, row.device): row for row in old.rows} if old is not None else {}
+    return replace(
+        new, rows=tuple(_with_rate(row, before.get((row.address, row.device))) for row in new.rows)
+    )
+
+
+def _with_rate(row: Row, old: Row | None) -> Row:
+    if old is None or row.measured is None or old.measured is None:
+        return row
+    seconds = row.measured - old.measured
+    if seconds <= 0:
+        return replace(row, received_rate=old.received_rate, sent_rate=old.sent_rate)
+
+    def rate(new: int | None, before: int | None) -> float | None:
+        return None if new is None or before is None else max(0, new - before) / seconds
+
+    return replace(row, received_rate=rate(row.received, old.received), sent_rate=rate(row.sent, old.sent))
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
