@@ -71,6 +71,12 @@ def test_every_class_arrives(kind: type[DaskGpuMpiError]) -> None:
     assert (str(arrived), arrived.exit_code, arrived.reported) == ("text", kind.exit_code, True)
 
 
+def test_the_parts_of_a_report_arrive() -> None:
+    error = StartupError("a; b")
+    error.problems = (Problem("a"), Problem("b"))
+    assert travelled(error).problems == error.problems
+
+
 @pytest.mark.parametrize(("code", "kind"), [(2, InputError), (1, StartupError), (143, StartupError)])
 @pytest.mark.parametrize("name", ["", "NobodyKnows", "world_too_small", "__doc__"])
 def test_without_a_class_the_exit_code_decides(code: int, kind: type[DaskGpuMpiError], name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import stat
@@ -289,6 +290,15 @@ def test_file_and_folder_of_a_stranger(
         UntrustedFileError, match=rf"^{what}.*{which}' belongs to another user \(uid {os.geteuid() + 7};"
     ):
         read_trusted(file)
+
+
+@pytest.mark.parametrize(
+    ("maps", "found"), [("0 0 4294967295\n", None), ("1000 0 1\n0 1 9\n", None), ("1000 1000 1\n", 65534)]
+)
+def test_users_of_a_container(maps: str, found: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"/proc/self/uid_map": maps, "/proc/sys/kernel/overflowuid": "65534\n"}
+    monkeypatch.setattr(files, "open", lambda name, **_: io.StringIO(texts[name]), raising=False)
+    assert files.unmapped_root() == found
 
 
 def test_root_that_a_container_does_not_have(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

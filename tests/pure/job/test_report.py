@@ -146,12 +146,15 @@ def test_what_was_fetched_before_a_shutdown_is_all(
     scheduler: SlowScheduler,
     reporter: Reporter,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The script may interrupt the shutdown, and repeat it; or the scheduler is lost after it has answered."""
     for asked in (1, 2):
         assert reporter.fetch(20.0, last=True)
         assert scheduler.asked == asked
+    monkeypatch.setattr(scheduler.job.recorder, "record", dict)  # of another job's scheduler at this address
+    assert reporter.fetch(20.0, last=True)
     scheduler.call(scheduler.over.set)
     until(lambda: all(comm.closed() for comm in reporter._scheduler.comms))
     path = tmp_path / "report.json"

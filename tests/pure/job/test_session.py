@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -15,6 +16,7 @@ import pytest
 from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job import session as module
+from dask_gpu_mpi.job.api import send_close_signal
 from dask_gpu_mpi.job.dask_client import DaskSettings
 from dask_gpu_mpi.job.member import Ending
 from dask_gpu_mpi.job.session import ScriptCluster, Session
@@ -28,7 +30,9 @@ def member(monkeypatch: pytest.MonkeyPatch) -> Mock:
     monkeypatch.setattr(module, "silence_dask", list)
     plan = SimpleNamespace(workers=(), hosts=())
     cluster = SimpleNamespace(plan=plan, address="tls://nowhere", dashboard=None, config={})
-    joined = SimpleNamespace(cluster=cluster, environ={}, options=Options(shutdown_timeout=1.0))
+    joined = SimpleNamespace(
+        cluster=cluster, rank=0, host="h", environ={}, options=Options(shutdown_timeout=1.0)
+    )
     made = Mock(joined=joined, ending=Ending(), had_client=True, leave_open=False)
     made.launcher_gone.return_value = False
     return made
@@ -50,9 +54,11 @@ def test_no_session(member: Mock) -> None:
         module.current_session()
     outcome.retire()
     assert module.session_of_process() is None
+    send_close_signal()  # nothing to close
     session = Session(make_end(member))
     assert module.current_session() is module.session_of_process() is session
-    session.close()
+    send_close_signal()
+    assert session.closed
 
 
 def test_a_cluster_that_a_client_has_shut_down(member: Mock) -> None:
@@ -95,6 +101,28 @@ def test_the_end_is_told_once(
         session.spmd(print)
 
 
+def test_the_client_of_a_session_is_replaced_when_it_has_closed(
+    member: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(make_end(member))
+    monkeypatch.setattr(session, "client", lambda **_: Mock(status="running"))
+    first: Any = session._own_client()
+    assert session._own_client() is first
+    first.status = "closed"
+    assert session._own_client() is not first
+    session.close()
+
+
+def test_a_report_by_the_session(member: Mock, tmp_path: Path) -> None:
+    end = make_end(member)
+    reporter: Any = Mock()
+    end._reporter = reporter
+    Session(end).report(tmp_path / "r.json")
+    path = str(tmp_path / "r.json")
+    reporter.write_now.assert_called_once_with(path, ("the script runs", None), ask=True)
+    end.close()
+
+
 @pytest.mark.parametrize("report", [None, "report.json"])
 def test_a_report_is_written_at_the_end_if_it_was_requested(report: str | None, member: Mock) -> None:
     """Not if the script has written one by `Session.report`."""
@@ -124,10 +152,14 @@ def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
 
 def test_a_child_that_the_script_forks_ends_nothing(member: Mock) -> None:
     end = make_end(member)
+    session = Session(end)
     pid = os.fork()
     if not pid:
         end.close()
         end.end()
+        with contextlib.suppress(InputError):
+            session.report("/dev/null/r.json")
+            os._exit(8)
         os._exit(len(done(member)) if end.closed else 9)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert not end.closed

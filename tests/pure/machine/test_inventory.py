@@ -69,6 +69,7 @@ def test_gpus_that_it_should_see(environ: dict[str, str], count: int, source: st
     ("environ", "file", "fix"),
     [
         ({}, "", "run nvidia-smi on that node"),
+        ({"SINGULARITY_CONTAINER": "/a.sif"}, "", "start the container with its GPU option"),
         ({}, "/.dockerenv", "start the container with its GPU option"),
         ({"APPTAINER_CONTAINER": "/a.sif"}, "/dev/kfd", "these are GPUs of AMD"),
     ],

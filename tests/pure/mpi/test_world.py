@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,19 @@ def test_the_other_side_ends(ends: str, pair: tuple[socket.socket, socket.socket
     assert one.receive() == []
     one.leave()
     other.leave()
+
+
+def test_who_leaves_waits_until_all_has_been_sent(pair: tuple[socket.socket, socket.socket]) -> None:
+    one, other = map(PacketWorld, pair)
+    for _ in range(64):
+        one.send(3, bytes(LARGEST))
+    leaving = threading.Thread(target=one.leave)
+    leaving.start()
+    found = 0
+    while other.fileno() is not None:
+        found += len(other.receive())
+    leaving.join()
+    assert found == 64
 
 
 def test_words_of_the_transport_are_no_messages(pair: tuple[socket.socket, socket.socket]) -> None:

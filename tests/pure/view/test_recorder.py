@@ -62,6 +62,19 @@ def test_peaks_are_of_every_sample() -> None:
     assert (peaks["gpu_power"], peaks["gpu_temperature_1"]) == (0.5, 60)
 
 
+def test_running_tasks_have_computed_until_now_and_a_worker_that_comes_again_is_counted() -> None:
+    job = made_up(1, 1, 1, 0)
+    state = next(iter(job.workers.values()))
+    state.processing, state.executing = {"a": 1}, {"a": 2.0, "ended": 50.0}
+    state.last_seen = job.now - 1.0
+    job.recorder.sample()
+    assert job.recorder._occupations["0-0"].running == 3.0
+    assert only_worker(job)["starts"] == 1
+    for starts in (2, 3):
+        job.kill("0-0")
+        assert only_worker(job)["starts"] == starts
+
+
 def test_energy_is_counted_from_the_first_reading_of_each_gpu() -> None:
     job = made_up(1, 1, 10, 0)
     state = next(iter(job.workers.values()))

@@ -20,6 +20,7 @@ from dask_gpu_mpi.view.report_page import (
     MOST_RANKS,
     NUMBER,
     _tasks,
+    _transfers,
     main,
     matrix,
     on_grid,
@@ -102,6 +103,16 @@ def test_a_worker_of_several_threads_has_a_lane_for_each() -> None:
     assert shown["name"] == ["x", "transfer: x", "x"]
 
 
+def test_the_rate_of_transfers_whose_time_is_known() -> None:
+    row = {"from": "a", "to": "b", "count": 1}
+    rows = [{**row, "bytes": 2**21, "seconds": 2.0}, {**row, "bytes": 2**20, "seconds": 0.0}]
+    record = {"workers": [], "transfers": {"by": "worker", "rows": rows}}
+    assert [each[-1] for each in _transfers(record)["most"]] == ["1.00 MiB", "-"]
+    for each in rows:
+        each["bytes"] = 0
+    assert [each[-1] for each in _transfers(record)["most"]] == ["-", "-"]
+
+
 def test_texts_are_escaped() -> None:
     job = made_up(1, 1, 3, 1)
     job.watch.warn("worker 0-0 on h1 paused: too much <host> memory in use")
@@ -131,6 +142,7 @@ def test_each_gpu_of_a_worker_has_a_row_and_what_it_spills_is_shown() -> None:
     text = sections(data)["GPUs"]
     assert re.findall(r"0-0(?: GPU 2)?</td>", text) == ["0-0</td>", "0-0 GPU 2</td>"]
     assert "3.00 GiB" in text
+    assert re.search(r"0-0 GPU 2</td>\s*<td>h1</td>\s*<td class=.number.>70</td>", text)
     assert re.search(
         r"650</td>\s*<td class=.number.>71</td>\s*<td class=.number.>0</td>\s*<td>heat \d+ %, hardware", text
     )
