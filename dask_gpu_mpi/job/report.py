@@ -1,7 +1,8 @@
 """The report of a job, on the client rank: requests the scheduler's record, and writes the file while the cluster ends.
 
-All of it is done in one thread, which starts with the session. At the end of the interpreter no other can start, and asyncio
-can't even resolve an address, since it does that in a thread.
+`ScriptCluster` (`job.session`) has a `Reporter` if the user wants a report or a summary. All of it is done in one thread, which
+starts with the session. At the end of the interpreter no other can start, and asyncio can't even resolve an address, since it
+does that in a thread.
 """
 
 from __future__ import annotations

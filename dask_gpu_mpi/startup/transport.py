@@ -1,4 +1,7 @@
-"""What follows from a plan for connections, as pure functions: what workers send over UCX, and timeouts for many workers."""
+"""Connections of the cluster, as pure functions for the coordinator: the data that goes over UCX, and timeouts for many workers.
+
+Each agent finds out how far its workers can use UCX (`ucx_ability`); the coordinator chooses for the job (`choose_transport`).
+"""
 
 from __future__ import annotations
 
