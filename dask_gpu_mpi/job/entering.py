@@ -40,7 +40,7 @@ from dask_gpu_mpi.base.timeouts import (
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem, StartupError
 from dask_gpu_mpi.mpi.launcher import end_job, report_lost_launcher
 from dask_gpu_mpi.mpi.library import cross_check, wait_for_rank_0_to_report
-from dask_gpu_mpi.mpi.neighbours import NeighbourWatch
+from dask_gpu_mpi.mpi.neighbours import NeighbourWatch, neighbours
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import boot_id, list_interfaces
@@ -217,6 +217,7 @@ class Role:
         #: What the agent was sent to enter the job, and whether it has.
         self.entry: Entry | None = None
         self.has_entered = False
+        self._asked_neighbours = False
 
     def run(self) -> Any:
         """As `Entering.run`."""
@@ -353,8 +354,7 @@ class Role:
         """Raise a StartupError for a rank that has not come, for an agent that hangs, or if nobody answers to a failure."""
         meeting, over = self.meeting, now - self.deadline
         if meeting.missing and over > 0:
-            if over > NAME_MISSING + in_place_of_rank_0(self.world.rank):
-                raise StartupError(meeting.missing_problem(allocated_hosts()), fatal=True)
+            self._report_missing(over)
             return
         self.check_deadline(over)
         if self.failure is not None and not meeting.missing and now > self.failed_at + UNHEARD:
@@ -362,6 +362,15 @@ class Role:
             error = self.failure.error(reported=not self.failure_is_sent)
             error.fatal = True
             raise error
+
+    def _report_missing(self, over: float) -> None:
+        """Raise the error of ranks that have not come, once the other ranks of their hosts have been asked about them."""
+        if not self._asked_neighbours:
+            self._asked_neighbours = True
+            # of the other ranks of this host: a missing rank can't report itself
+            self.meeting.report_neighbours(neighbours(os.getpid()))
+        if over > NAME_MISSING + in_place_of_rank_0(self.world.rank):
+            raise StartupError(self.meeting.missing_problem(allocated_hosts()), fatal=True)
 
 
 class FirstRank(Role):

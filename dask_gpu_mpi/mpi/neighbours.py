@@ -1,6 +1,6 @@
 """The ranks of this node, inspected as processes: by which launcher they were started, and which have ended or are stopped.
 
-It is needed for ranks without which MPI does not start, since they can't report themselves. A launcher's daemon is the parent of
+It is needed for ranks that do not come to the meeting, since they can't report themselves. A launcher's daemon is the parent of
 all ranks that it starts on a node, and they have their number in their environment. Wrapper scripts may be in between.
 """
 

@@ -19,7 +19,7 @@ from typing import Any
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import ranks_text
+from dask_gpu_mpi.base.text import listed, ranks_text
 from dask_gpu_mpi.errors import InputError, Problem, StartupError
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
@@ -41,7 +41,7 @@ def listen(address: str) -> socket.socket:
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message of a rank to rank 0, and the answer to it."""
+    """The first message of a rank to rank 0, which may be sent again after the deadline; and the answer to it."""
 
     host: str
     #: The sender's public key, for all later messages.
@@ -50,6 +50,8 @@ class Hello:
     interfaces: tuple[Interface, ...] = ()
     #: The interface that the user wants on this rank.
     wanted: str | None = None
+    #: State of the other ranks of its host (`mpi.neighbours`), after the deadline.
+    states: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def machine(self) -> str:
@@ -100,6 +102,8 @@ class Meeting:
         self._hello = hello
         #: What is known of each rank that has come, complete on rank 0.
         self.here: dict[int, Hello] = {world.rank: hello}
+        #: Host and state of ranks after the deadline, as other ranks of their host report them.
+        self._beside: dict[int, tuple[str, str]] = {}
         self._channels: dict[int, Channel] = {}
         self._dropped = 0
         self.open = world.size > 1
@@ -120,12 +124,12 @@ class Meeting:
             return [] if self._channels or self.world.size == 1 else [COORDINATOR]
         return [rank for rank in range(self.world.size) if rank not in self.here]
 
-    def _send_hello(self, rank: int) -> None:
+    def _send_hello(self, rank: int, states: Mapping[int, str] | None = None) -> None:
         assert self._keys is not None  # there are other ranks
         mine = self._hello
         # only rank 0 needs the networks of others
         facts = (mine.boot_id, mine.interfaces, mine.wanted) if rank == COORDINATOR else ("", (), None)
-        self.world.send(rank, pack([Kind.HELLO, Hello(mine.host, self._keys.public, *facts)]))
+        self.world.send(rank, pack([Kind.HELLO, Hello(mine.host, self._keys.public, *facts, states or {})]))
 
     def send(self, rank: int, kind: Kind, payload: Any = None) -> None:
         """Send a sealed message to a rank that has come."""
@@ -136,6 +140,12 @@ class Meeting:
         """Send the same message to every rank that has come."""
         for rank in self._channels:
             self.send(rank, kind, payload)
+
+    def report_neighbours(self, states: Mapping[int, str]) -> None:
+        """After the deadline: note the state of other ranks of this host; a missing rank can't report itself."""
+        self._beside.update({rank: (self._hello.host, state) for rank, state in states.items()})
+        if self.world.rank != COORDINATOR:
+            self._send_hello(COORDINATOR, states)
 
     def receive(self) -> list[tuple[int, Kind, Any]]:
         """The messages that have come, with their ranks; HELLO is handled here.
@@ -171,7 +181,7 @@ class Meeting:
             )
 
     def _on_hello(self, source: int, hello: Hello) -> None:
-        """A rank's key. If two keys arrive for one rank, one is forged, and we can't tell which."""
+        """A rank's key, or its later report. If two keys arrive for one rank, one is forged, and we can't tell which."""
         known = self.here.get(source)
         if known is None:
             assert self._keys is not None  # there are other ranks
@@ -187,6 +197,7 @@ class Meeting:
                 fix=FIND_STRANGERS,
                 fatal=True,
             )
+        self._beside.update({rank: (hello.host, state) for rank, state in hello.states.items()})
 
     def open_hub(self) -> socket.socket | None:
         """On rank 0, when all have come: the hub's listening socket, which all ranks can reach; None: there are no others.
@@ -214,8 +225,15 @@ class Meeting:
     def missing_problem(self, allocated: str) -> Problem:
         """The report of the ranks that have not come; `allocated`: the hosts of the job, empty if they are unknown."""
         missing = self.missing
+        states = {
+            rank: f"on {host} " + ("is stopped" if state == "stopped" else "runs, but has not come")
+            for rank, (host, state) in self._beside.items()
+            if rank in missing
+        }
         text = f"no response from {ranks_text(missing)} of {self.world.size} before {DEADLINE}"
-        if allocated:
+        if states:
+            text += f" ({listed([f'rank {rank} {state}' for rank, state in sorted(states.items())])})"
+        if allocated and len(states) < len(missing):
             text += f"; the job's nodes are {allocated}"
         if self.world.rank == COORDINATOR:
             hosts = self.hosts
@@ -230,6 +248,7 @@ class Meeting:
             "importing, its node is down, or its code does not call initialize(), which all ranks must",
             what="ranks",
             ranks=tuple(missing),
+            hosts=tuple(sorted({self._beside[rank][0] for rank in states})),
         )
 
 
@@ -242,7 +261,7 @@ class Meeting:
 #: Bytes of a public key, and of the key of one direction.
 KEY_LENGTH = 32
 #: Part of the keys: no other program, nor another version of this one, makes the same keys of the same secret.
-_LABEL = b"dask-gpu-mpi messages between ranks, 4"
+_LABEL = b"dask-gpu-mpi messages between ranks, 3"
 
 
 class ForeignMessageError(Exception):

@@ -139,6 +139,7 @@ def test_rank_stopped_after_mpi(mpirun: Mpi, stopped: tuple[int, ...]) -> None:
         start(mpirun, "initialize", "", ranks, before=before, options=HURRIED), 1, DEADLINE + 14
     ).error
     assert f"no response from rank {stopped[0]} of {ranks} before the start-up timeout" in report
+    assert f"rank {stopped[0]} on {HOST} is stopped" in report
     if stopped == (1,):
         assert f"rank 0 on {HOST}" in report
 

@@ -12,7 +12,7 @@ from dask_gpu_mpi.options.model import Options
 
 def test_after_the_startup_deadline_whoever_knows_more_reports_first() -> None:
     reports = [
-        t.NAME_MISSING,  # rank 0
+        t.NAME_MISSING,  # rank 0, once each rank has reported those of its host
         t.NAME_MISSING + t.RANK_0_GRACE,  # another rank, for rank 0
         t.NAME_STOPPED,  # ranks whose MPI has not started, of those of their host
         t.MPI_GRACE,  # these end the job

@@ -259,6 +259,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(module, "end_job", end_job)
     monkeypatch.setattr(socket, "gethostname", lambda: "h")
+    monkeypatch.setattr(module, "neighbours", lambda pid: {})
     monkeypatch.setattr(library, "RANK_0_GRACE", 0.0)
     monkeypatch.setattr(module, "GATHER_FAILURES", 0.5)
     yield codes
@@ -437,13 +438,20 @@ def test_an_agent_that_does_not_finish_its_imports() -> None:
 # -- ranks that are missing or silent: the job is aborted
 
 
-def test_rank_0_reports_a_rank_that_has_not_come(ended: list[int]) -> None:
+@pytest.mark.parametrize("beside", [{}, {2: "stopped"}])
+def test_rank_0_reports_a_rank_that_has_not_come(
+    beside: dict[int, str], ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "neighbours", lambda pid: beside)
     job = Job(3, seconds=0.2)
     error, other = job.run(0, 1)
     assert isinstance(error, JobEnded)
     assert isinstance(other, JobEnded)  # by the abort
     (line,) = job.printed
-    assert line.startswith("no response from rank 2 of 3 before the start-up timeout (startup_timeout); ")
+    named = " (rank 2 on h is stopped)" if beside else ""
+    assert line.startswith(
+        f"no response from rank 2 of 3 before the start-up timeout (startup_timeout){named}"
+    )
     assert "; ranks 0-1 on h responded. Fix: " in line
     assert (job.aborts, ended) == ([1], [1])
     assert [job.agents[rank].closed for rank in (0, 1)] == [1, 1]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pickle
 import socket
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.base.plain_data import pack
+from dask_gpu_mpi.base.plain_data import pack, unpack
 from dask_gpu_mpi.errors import Problem, StartupError
 from dask_gpu_mpi.mpi.world import World
 from dask_gpu_mpi.network.interfaces import Interface
@@ -123,8 +124,8 @@ def test_a_rank_that_is_alone_needs_no_keys_and_leaves_at_once() -> None:
     assert done.stdout == "left\n[]\n", done.stderr
 
 
-def hello(key: bytes = ONE.public) -> bytes:
-    return pack([Kind.HELLO, Hello("h1", key)])
+def hello(key: bytes = ONE.public, host: str = "h1", states: Mapping[int, str] | None = None) -> bytes:
+    return pack([Kind.HELLO, Hello(host, key, states=states or {})])
 
 
 class Bomb:
@@ -201,20 +202,40 @@ def test_two_keys_of_one_rank_end_the_start(rank: int, messages: list[tuple[int,
 # -- ranks that do not come
 
 
-def test_rank_0_names_the_missing() -> None:
+def test_rank_0_names_the_missing_as_others_see_them() -> None:
     job = Job(6)
-    zero, *_ = job.meet(0, 1, 4)
+    zero, one, _ = job.meet(0, 1, 4)
     assert zero.missing == [2, 3, 5]
-    begin = f"no response from ranks 2-3,5 of 6 before {DEADLINE}"
-    here = "rank 0 on h0, rank 1 on h1, rank 4 on h4 responded. Fix: "
-    assert str(zero.missing_problem("h[0-5]")).startswith(f"{begin}; the job's nodes are h[0-5]; {here}")
-    assert str(zero.missing_problem("")).startswith(f"{begin}; {here}")
+    zero.report_neighbours({2: "stopped"})
+    one.report_neighbours({3: "there"})  # its key comes again with it
+    assert zero.receive() == []
+    assert str(zero.missing_problem("h[0-5]")).startswith(
+        f"no response from ranks 2-3,5 of 6 before {DEADLINE} (rank 2 on h0 is stopped, rank 3 on h1 runs, but has not come); "
+        "the job's nodes are h[0-5]; rank 0 on h0, rank 1 on h1, rank 4 on h4 responded. Fix: "
+    )
+    assert [rank for rank, _ in job.packets].count(4) == 1  # nobody else is told
 
 
 def test_others_report_where_rank_0_is_missing() -> None:
-    (one,) = Job(3).meet(1)
+    job = Job(3)
+    (one,) = job.meet(1)
     assert one.missing == [0]
-    assert str(one.missing_problem("")).startswith(f"no response from rank 0 of 3 before {DEADLINE}. Fix: ")
+    one.report_neighbours({0: "there"})
+    sent = [unpack(data)[1][-1] for rank, data in job.packets if rank == 0]
+    assert sent == [{}, {0: "there"}]
+    text = f"no response from rank 0 of 3 before {DEADLINE} (rank 0 on h1 runs, but has not come). Fix: "
+    assert str(one.missing_problem("")).startswith(text)
+
+
+def test_many_that_are_missing() -> None:
+    job = Job(20)
+    (zero,) = job.meet(0)
+    assert "; the job's nodes are h[0-9]; rank 0 on h0 responded. Fix: " in str(
+        zero.missing_problem("h[0-9]")
+    )
+    zero.report_neighbours(dict.fromkeys(range(1, 20), "stopped"))
+    text = str(zero.missing_problem("h[0-9]"))  # whose nodes are all known
+    assert (text.count(" on h0 is stopped"), "and 11 more" in text, "h[0-9]" in text) == (8, True, False)
 
 
 # -- sealed messages: only the other side opens them, once and in order
