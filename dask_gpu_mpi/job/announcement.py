@@ -1,4 +1,4 @@
-"""The lines that a job prints when its cluster is up: workers, warnings, the link to the dashboard."""
+"""What a job shows of its cluster once that is up: the lines that `job.start` prints, and the card of a session in a notebook."""
 
 from __future__ import annotations
 
@@ -22,28 +22,6 @@ from dask_gpu_mpi.plan import Plan
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import find_allocation
 from dask_gpu_mpi.workers.worker_options import gpu_options
-
-
-def card(plan: Plan, address: str, link: str | None, *, closed: bool, seconds_left: float | None) -> str:
-    """A session in a notebook, as HTML; everything in it is escaped. `seconds_left`: until the batch system ends the job."""
-    nodes = [host.host for host in plan.hosts]
-    rows = {
-        "Nodes": escape(f"{len(nodes)} ({', '.join(nodes[:4])}{', ...' if len(nodes) > 4 else ''})"),
-        "GPUs": str(gpu_count(plan)),
-        "Workers": str(len(plan.workers)),
-        "Scheduler": escape(address),
-    }
-    if not closed:
-        page = escape(link or "none")
-        is_page = link is not None and link.startswith(("http://", "https://"))
-        rows["Dashboard"] = (
-            f'<a href="{page}" target="_blank" rel="noopener">{page.partition("?")[0]}</a>'
-            if is_page
-            else page
-        )
-        rows["Time left"] = "unknown" if seconds_left is None else clock(seconds_left)
-    lines = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
-    return f"<strong>dask-gpu-mpi session</strong> ({'closed' if closed else 'open'})<table>{lines}</table>"
 
 
 def gpu_count(plan: Plan) -> int:
@@ -80,9 +58,9 @@ def _link_for_output(joined: Joined, link: str) -> str:
     hidden = f"{link.partition('?')[0]}: others may read this output, so the link with its token is in "
     if joined.options.scheduler_file is not None:
         return f"{hidden}the scheduler file {os.path.abspath(joined.options.scheduler_file)}"
-    agent = joined.agent
-    # the log directory can be read from a login node; the other one is removed with the job
-    for folder, host in ((joined.options.log_directory, ""), (agent and agent.scratch, f"{joined.host}:")):
+    # the log directory can be read from a login node; the agent's directory is removed with the job
+    places = ((joined.options.log_directory, ""), (joined.agent.scratch, f"{joined.host}:"))
+    for folder, host in places:
         if folder:
             # another run may have the same folder; and who may write there must not learn the name of the mark (`of_run`)
             path = os.path.join(os.path.abspath(folder), f"dashboard-link-{secrets.token_hex(4)}")
@@ -94,7 +72,8 @@ def _link_for_output(joined: Joined, link: str) -> str:
 
 
 def _remove(path: str, owner: int) -> None:
-    if os.getpid() == owner:  # not a fork of the script that ends as Python does
+    """Remove a file at the end of the process `owner`, but not of a fork of the script that ends as Python does."""
+    if os.getpid() == owner:
         with contextlib.suppress(OSError):
             remove(path)
 
@@ -181,3 +160,25 @@ def version_warnings(*, gpus: bool) -> list[Problem]:
         with contextlib.suppress(PackageNotFoundError):
             warnings += pin_warnings(versions, requires("rapids-dask-dependency") or ())
     return warnings
+
+
+def card(plan: Plan, address: str, link: str | None, *, closed: bool, seconds_left: float | None) -> str:
+    """A session in a notebook, as HTML; everything in it is escaped. `seconds_left`: until the batch system ends the job."""
+    nodes = [host.host for host in plan.hosts]
+    rows = {
+        "Nodes": escape(f"{len(nodes)} ({', '.join(nodes[:4])}{', ...' if len(nodes) > 4 else ''})"),
+        "GPUs": str(gpu_count(plan)),
+        "Workers": str(len(plan.workers)),
+        "Scheduler": escape(address),
+    }
+    if not closed:
+        page = escape(link or "none")
+        is_page = link is not None and link.startswith(("http://", "https://"))
+        rows["Dashboard"] = (
+            f'<a href="{page}" target="_blank" rel="noopener">{page.partition("?")[0]}</a>'
+            if is_page
+            else page
+        )
+        rows["Time left"] = "unknown" if seconds_left is None else clock(seconds_left)
+    lines = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
+    return f"<strong>dask-gpu-mpi session</strong> ({'closed' if closed else 'open'})<table>{lines}</table>"

@@ -1,4 +1,8 @@
-"""The processes that a script starts: they find its cluster, and can't start another one as the rank of their script."""
+"""The processes that a script starts: they find its cluster, and can't start another one as the rank of their script.
+
+`job.start` marks the children of a rank, and refuses to start a cluster in one. `job.session` lets them find the cluster, by a
+file (`ClusterFile`). A child that may start another job, by `job.start` or a command, forgets the cluster first.
+"""
 
 from __future__ import annotations
 

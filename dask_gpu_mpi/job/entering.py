@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.base.failures import Failure, one_report, report_error
@@ -152,7 +152,8 @@ class Entering:
                 world.receive()
                 watch.check(time.monotonic())
                 self.end_without_launcher()
-                self.failure_by_signal(alone=True)
+                if (by_signal := self.failure_by_signal()) is not None:
+                    self.abort_by(by_signal)
         except InputError as error:
             # Without MPI no other rank can be informed. If all have the error, one report is enough.
             error.reported = wait_for_rank_0_to_report(self.environ)
@@ -174,19 +175,15 @@ class Entering:
         wanted = options.interface if options is not None else None
         return Meeting(world, Hello(self.host, b"", boot_id(), list_interfaces(), wanted))
 
-    def failure_by_signal(self, *, alone: bool) -> Failure | None:
-        """The failure of a signal that this rank was sent; None: it was sent none.
-
-        `alone`: the others have not come and can't be informed, so the failure is raised, and the job is aborted.
-        """
+    def failure_by_signal(self) -> Failure | None:
+        """The failure of a signal that this rank was sent; None: it was sent none."""
         if self.signals.got is None:
             return None
         number = self.signals.got[0]
-        failure = Failure(
-            Problem(f"{signal.Signals(number).name} came while the cluster started"), 128 + number
-        )
-        if not alone:
-            return failure
+        return Failure(Problem(f"{signal.Signals(number).name} came while the cluster started"), 128 + number)
+
+    def abort_by(self, failure: Failure) -> NoReturn:
+        """Abort the job by a signal that came before the others: they can't be informed."""
         error = failure.error(reported=False)
         error.fatal = True
         if not launchers.reports_for_all(self.environ):  # rank 0 reports it first, if all have it
@@ -227,7 +224,9 @@ class Role:
         while True:
             self._wait()
             self.start.end_without_launcher()
-            if (by_signal := self.start.failure_by_signal(alone=bool(self.meeting.missing))) is not None:
+            if (by_signal := self.start.failure_by_signal()) is not None:
+                if self.meeting.missing:
+                    self.start.abort_by(by_signal)
                 self.fail(by_signal)
             for source, kind, payload in self.meeting.receive():
                 self.on_meeting(source, kind, payload)

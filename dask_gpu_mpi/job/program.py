@@ -1,4 +1,7 @@
-"""The program of a job, as on Python's command line: a script, a folder or zip file, ``-m MODULE`` or ``-c CODE``."""
+"""The program of a job, as on Python's command line: a script, a folder or zip file, ``-m MODULE`` or ``-c CODE``.
+
+The commands check it before anything starts (`Program`), and the rank with the script runs it as Python would (`run_script`).
+"""
 
 from __future__ import annotations
 

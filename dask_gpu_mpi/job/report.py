@@ -1,7 +1,8 @@
 """The report of a job, on the client rank: requests the scheduler's record, and writes the file while the cluster ends.
 
-All of it is done in one thread, which starts with the session. At the end of the interpreter no other can start, and asyncio
-can't even resolve an address, since it does that in a thread.
+`ScriptCluster` (`job.session`) has a `Reporter` if the user wants a report or a summary. All of it is done in one thread, which
+starts with the session. At the end of the interpreter no other can start, and asyncio can't even resolve an address, since it
+does that in a thread.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import importlib
-import os
-import pwd
 import shlex
 import sys
 import threading
@@ -19,6 +18,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+import psutil
 from distributed import rpc
 
 from dask_gpu_mpi.base.streams import say
@@ -163,7 +163,7 @@ class Reporter:
             steps=steps,
             answered=self._answered,
             program=self._program,
-            user=user_name(),
+            user=psutil.Process().username(),  # or the number, in a container without a name for it
             batch_job=batch_job(joined.environ),
         )
 
@@ -212,14 +212,6 @@ class Reporter:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)  # after the end of the cancelled tasks
-
-
-def user_name() -> str:
-    """The name of this process's user, or the number if it has none, as in some containers."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def _import_page() -> None:

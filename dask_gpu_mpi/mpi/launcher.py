@@ -1,4 +1,4 @@
-"""The launcher, from its ranks: they end the job through it, and close its ports once all have met."""
+"""The launcher, from its ranks: they end the job through it (`end_job`), and agents close its ports (`close_launcher`)."""
 
 from __future__ import annotations
 

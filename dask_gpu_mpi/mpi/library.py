@@ -1,6 +1,7 @@
 """The MPI library of this process: loaded and initialised with settings that fit its hosts, if it suits the launcher; finalised.
 
-After `load_mpi` and `finalize`: whether the library and the launcher match; then the settings of Open MPI, and those of UCX.
+`mpi.world` calls `load_mpi` and `finalize`, in MPI's child or in the script's process. Below them: whether the library and the
+launcher match, which `job.entering` also compares once the world is known; then the settings of Open MPI, and those of UCX.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -41,9 +42,11 @@ class NeighbourWatch:
 
     def __init__(self, rank: int, deadline: float) -> None:
         self._rank = rank
+        self._own = launched_as(rank)
         self._deadline = deadline
         self._next = time.monotonic() + CHECK_INTERVAL
-        self._stopped_due = deadline + NAME_STOPPED
+        #: Whether the stopped ranks were reported.
+        self._reported_stopped = False
         #: How many ranks the launcher has started here; 0: this rank does not check whether they have ended; None: not known yet.
         self._started: int | None = None
         #: Ranks that had ended at the last check, and how many checks have found that number.
@@ -54,24 +57,35 @@ class NeighbourWatch:
 
         Ranks that are stopped are reported, once, after the deadline.
         """
-        if now > self._stopped_due:
-            self._stopped_due = float("inf")
-            self._name_the_stopped()
-        if now > self._deadline + MPI_GRACE:
-            self._check_late(now - self._deadline - MPI_GRACE)
+        late = now - self._deadline
+        if late > NAME_STOPPED and not self._reported_stopped:
+            self._reported_stopped = True
+            self._report_stopped()
+        if late > MPI_GRACE:
+            self._give_up(late - MPI_GRACE)
         if now >= self._next:
             self._next = now + CHECK_INTERVAL
             if self._started is None:
-                launched = launched_as(self._rank)
                 # Each check inspects all processes, so two ranks of a host do it: one may be the rank that has ended.
-                inspects = launched is None or launched.local_rank in (0, 1, None)
+                inspects = self._own is None or self._own.local_rank in (0, 1, None)
                 self._started = started_here(self._rank) if inspects else 0
             if self._started > 1:
                 self._check_ended(self._started)
 
-    def _check_late(self, late: float) -> None:
-        launched = launched_as(self._rank)
-        reports = launched is None or not launched.rank  # the others wait until rank 0 has
+    def _report_stopped(self) -> None:
+        """Print which ranks of this node are stopped, if this rank is the first that runs."""
+        beside = neighbours(self._rank)
+        if self._own is not None and not self._is_first(beside):
+            return
+        for rank, state in sorted(beside.items()):
+            if state == "stopped":
+                say(
+                    f"error: rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a debugger). "
+                    "Fix: continue it (kill -CONT), or find out what stopped it"
+                )
+
+    def _give_up(self, late: float) -> None:
+        reports = self._own is None or not self._own.rank  # the others wait until rank 0 has
         if reports or late > FAILED_GRACE:
             raise StartupError(
                 "MPI did not come together before the start-up timeout (startup_timeout): at least one rank was started but "
@@ -82,33 +96,27 @@ class NeighbourWatch:
             )
 
     def _check_ended(self, started: int) -> None:
+        """Raise the error of ranks that have ended, if enough checks have found it; `started`: ranks of this node."""
         beside = neighbours(self._rank)
         ended = max(0, started - 1 - len(beside))
         self._checks = self._checks + 1 if ended == self._ended else 1
         self._ended = ended
-        launched = launched_as(self._rank)
-        rank = launched.rank if launched is not None else -1
-        first = rank < min((each for each, state in beside.items() if state != "stopped"), default=1 << 62)
-        if ended and self._checks >= (CHECKS if first else MORE_CHECKS):
+        if ended and self._checks >= (CHECKS if self._is_first(beside) else MORE_CHECKS):
             raise StartupError(
                 f"{ended} of the ranks that the launcher started on {socket.gethostname()} ended before MPI came together "
-                f"(left: {ranks_text(sorted([rank, *beside]))})",
+                f"(left: {ranks_text(sorted([self._number, *beside]))})",
                 fix="read their output above; without any, call initialize() on all ranks",
                 fatal=True,
             )
 
-    def _name_the_stopped(self) -> None:
-        beside = neighbours(self._rank)
-        launched = launched_as(self._rank)
-        others = [rank for rank, state in beside.items() if state != "stopped"]
-        if launched is not None and launched.rank > min(others, default=launched.rank):
-            return  # one rank of the node reports
-        for rank, state in sorted(beside.items()):
-            if state == "stopped":
-                say(
-                    f"error: rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a debugger). "
-                    "Fix: continue it (kill -CONT), or find out what stopped it"
-                )
+    @property
+    def _number(self) -> int:
+        """The number of this rank; -1: it is not known."""
+        return -1 if self._own is None else self._own.rank
+
+    def _is_first(self, beside: Mapping[int, str]) -> bool:
+        """Whether this rank is the first of its node, but for those that are stopped: one reports for all."""
+        return all(self._number < rank for rank, state in beside.items() if state != "stopped")
 
 
 def neighbours(pid: int) -> dict[int, str]:

@@ -6,6 +6,7 @@
     CLOSE    rank 0 to every rank: all are, the meeting is over
 
 A rank whose agent can't enter sends FAILED; whatever ends the start, rank 0 sends FAIL to all. Messages after HELLO are sealed.
+`job.entering` decides what to send, and handles what `Meeting.receive` returns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What follows from a plan for connections, as pure functions: what workers send over UCX, and timeouts for many workers."""
+"""Connections of the cluster, as pure functions for the coordinator: the data that goes over UCX, and timeouts for many workers.
+
+Each agent finds out how far its workers can use UCX (`ucx_ability`); the coordinator chooses for the job (`choose_transport`).
+"""
 
 from __future__ import annotations
 
@@ -57,42 +60,47 @@ def choose_transport(
     """
     working = {worker.rank for worker in plan.workers}
     with_gpus = {worker.rank for worker in plan.workers if worker.kind == "gpu"}
-    open_data = "large arrays are not encrypted (data_encryption)"
     if wanted is WorkerUcx.OFF or (wanted is WorkerUcx.AUTO and not with_gpus):
-        return Transport(line=Problem("" if sealed else f"TLS; {open_data}"))
-    no_ucx = _reason(working, abilities, lambda ability: ability.obstacle)
-    if wanted is WorkerUcx.ALL and no_ucx:
-        raise InputError(f"protocol 'ucx': {no_ucx.text}", fix=no_ucx.fix)
+        return Transport(line=Problem("" if sealed else f"TLS; {_OPEN_DATA}"))
+    obstacle = _reason(working, abilities, lambda ability: ability.obstacle)
+    if wanted is WorkerUcx.ALL and obstacle:
+        raise InputError(f"protocol 'ucx': {obstacle.text}", fix=obstacle.fix)
     if len(plan.workers) == 1 and not attaches:
         return Transport()
     if wanted is WorkerUcx.AUTO and (without := sorted(working - with_gpus)):
-        no_ucx = Problem(f"{ranks_text(without)} without a GPU")
+        obstacle = Problem(f"{ranks_text(without)} without a GPU")
     nodes = {worker.host for worker in plan.workers}
     not_between = _reason(working, abilities, lambda ability: ability.between_nodes)
-    if not no_ucx and not_between and len(nodes) == len(plan.workers) and not attaches:
-        no_ucx = Problem(f"each node has one worker, and UCX leads to no other node: {not_between.text}")
-    if no_ucx:
+    if not obstacle and not_between and len(nodes) == len(plan.workers) and not attaches:
+        obstacle = Problem(f"each node has one worker, and UCX leads to no other node: {not_between.text}")
+    if obstacle:
         effect = "all data is encrypted" if wanted is WorkerUcx.ALL else "GPU data goes through host memory"
-        effect = effect if sealed else open_data
-        return Transport(line=Problem(f"TLS; {effect}. No UCX: {no_ucx.text}", fix=no_ucx.fix))
-    data = "large data" if wanted is WorkerUcx.ALL else "GPU memory"
-    line = f"TLS, and UCX for {data} between workers"
+        effect = effect if sealed else _OPEN_DATA
+        return Transport(line=Problem(f"TLS; {effect}. No UCX: {obstacle.text}", fix=obstacle.fix))
+    line = f"TLS, and UCX for {'large data' if wanted is WorkerUcx.ALL else 'GPU memory'} between workers"
     if not_between and len(nodes) > 1:
-        between = "encrypted streams" if sealed else f"streams, where {open_data}"
+        between = "encrypted streams" if sealed else f"streams, where {_OPEN_DATA}"
         line += f" of a node (authenticated, not encrypted). Between nodes {between}: {not_between.text}"
     else:
         line += " (authenticated, not encrypted)"
     if system := _reason(working, abilities, lambda ability: ability.system):
         line += f"; {system.text}, which has RDMA"
-    warning = None
-    if opened := _reason(working, abilities, lambda ability: ability.opened_by):
-        warning = Problem(
-            f"{opened.text} has UCX open a TCP port in each worker, and UCX checks nobody: anyone who reaches the port can run "
-            "code as you",
-            fix="leave the setting out; within a node UCX needs no TCP",
-            what="transport",
-        )
-    return Transport(wanted, Problem(line), warning, not_between is None)
+    opened = _reason(working, abilities, lambda ability: ability.opened_by)
+    return Transport(wanted, Problem(line), opened and _open_port(opened), not_between is None)
+
+
+#: The effect of the option `data_encryption` without UCX.
+_OPEN_DATA = "large arrays are not encrypted (data_encryption)"
+
+
+def _open_port(opened_by: Problem) -> Problem:
+    """The warning of a user's setting by which UCX listens."""
+    return Problem(
+        f"{opened_by.text} has UCX open a TCP port in each worker, and UCX checks nobody: anyone who reaches the port can run "
+        "code as you",
+        fix="leave the setting out; within a node UCX needs no TCP",
+        what="transport",
+    )
 
 
 def _reason(

@@ -166,7 +166,10 @@ def test_the_file_with_the_link_is_removed_by_the_rank(
     monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
     monkeypatch.setattr(announcement, "is_public", lambda _: True)
     joined: Any = SimpleNamespace(
-        environ={}, options=Options(log_directory=str(tmp_path)), agent=None, host="n1"
+        environ={},
+        options=Options(log_directory=str(tmp_path)),
+        agent=SimpleNamespace(scratch=None),
+        host="n1",
     )
     announcement._link_for_output(joined, "http://localhost:8787/status?token=x")
     (file,) = tmp_path.iterdir()
