@@ -59,12 +59,12 @@ assert spmd(client, member) == [2, 2]
 #: Before the script: rank 1 is stopped once its part is closed, as if it removed what its workers have spilled.
 STOPS_CLOSED = """
 if rank() == 1:
-    from dask_gpu_mpi.job.member import Member
-    drop_agent = Member.drop_agent
+    from dask_gpu_mpi.job.member import RankAgents
+    drop = RankAgents.drop
     def stop(*given):
         os.kill(os.getpid(), signal.SIGSTOP)
-        drop_agent(*given)
-    Member.drop_agent = stop
+        drop(*given)
+    RankAgents.drop = stop
 """
 
 

@@ -255,19 +255,20 @@ def test_interrupted_while_the_cluster_ends(mpirun: Mpi, when: str, name: str) -
     """A second Ctrl-C, or a late one, or an alarm that the script has left: the end has its own deadline, and the other ranks
     wait for this one.
     """
-    method = {"ends": "end", "parts": "drop_agent"}[when]
+    method = {"ends": "Member.end", "parts": "RankAgents.drop"}[when]
     before = f"""
 import dask_gpu_mpi.job.member
-before = dask_gpu_mpi.job.member.Member.{method}
+before = dask_gpu_mpi.job.member.{method}
+is_first = rank() == 0
 
 def interrupted(self, *args, **kwargs):
-    if self.rank == 0:
+    if is_first:
         os.kill(os.getpid(), signal.SIG{name})
         time.sleep(0.1)
         mark("afterwards")
     return before(self, *args, **kwargs)
 
-dask_gpu_mpi.job.member.Member.{method} = interrupted
+dask_gpu_mpi.job.member.{method} = interrupted
 """
     body = "signal.signal(signal.SIGALRM, signal.default_int_handler)\nmark('running')"
     job = start(mpirun, "initialize", body, at="running", before=before)

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
+
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.gang import scheduler_plugin
 from dask_gpu_mpi.gang.group import LEAVE, Reply
