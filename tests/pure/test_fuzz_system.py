@@ -20,7 +20,7 @@ from dask_gpu_mpi.machine import Gpu
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.nvidia import gpu_health, parse_visible, visible_gpus
 from dask_gpu_mpi.machine.scratch import filesystem_of
-from dask_gpu_mpi.mpi.library import SETTING, cross_check, is_mpich_before_5
+from dask_gpu_mpi.mpi.library import cross_check, is_mpich_before_5
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation, gpus_on_node, parse_hosts
 from dask_gpu_mpi.sites.choice import Starter, parse_answer
@@ -227,7 +227,6 @@ READERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], Callable[[Any], 
         ("30 23 0:26 / /tmp rw - ext4 /dev/sda rw\n",),
         lambda found: all(isinstance(each, str) for each in found),
     ),
-    "Open MPI's files": (SETTING.findall, ("btl = ^tcp\n# so\n--mca pml ucx\n",), lambda found: True),
     "nodes": (
         lambda text: allocated_hosts({"PBS_NODEFILE": text}),
         ("n1\nn2\n",),

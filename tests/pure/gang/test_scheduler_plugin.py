@@ -102,7 +102,7 @@ async def test_a_line_says_that_a_worker_is_not_there(
     await cluster.opened("waits", "1", start_timeout=0.1)  # for the first, which is no news
     assert capsys.readouterr().err == ""
     await cluster.opened("misses", "2", "zz", start_timeout=0.1)
-    said = "warning: spmd: no worker zz; it waits for 0.1 s (start_timeout)"
+    said = "warning: spmd: no worker zz; it waits for 0.1 s (start_timeout). Fix: correct `workers`"
     assert capsys.readouterr().err.splitlines() == [f"dask_gpu_mpi: {said}"]
 
 
