@@ -271,7 +271,9 @@ class Gangs(SchedulerPlugin):
         """End a gang that has not started in time, or not ended."""
         await _first(gang.started, gang.over, timeout=min(WAITS_SILENTLY, start_timeout))
         if not (gang.started.done() or gang.over.done()) and gang.misses_workers:
-            say(f"warning: spmd: {gang.waits_for}; it waits for {start_timeout:g} s (start_timeout). Fix: correct `workers`")
+            say(
+                f"warning: spmd: {gang.waits_for}; it waits for {start_timeout:g} s (start_timeout). Fix: correct `workers`"
+            )
         await _first(gang.started, gang.over, timeout=max(0.0, start_timeout - WAITS_SILENTLY))
         if not gang.started.done():
             waiting = ", ".join(str(member.worker.name) for member in gang.at(MemberStage.CALLED))

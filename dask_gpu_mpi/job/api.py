@@ -226,7 +226,9 @@ def execute(
 
     def read_options() -> Options:
         if not (client_function is None or callable(client_function)):
-            raise InputError(f"execute: client_function={client_function!r} is not callable", expected="a function or None")
+            raise InputError(
+                f"execute: client_function={client_function!r} is not callable", expected="a function or None"
+            )
         return resolve(explicit, source="keyword", continues=True)
 
     prepare_process()
