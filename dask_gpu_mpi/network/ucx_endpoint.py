@@ -29,8 +29,6 @@ from dask_gpu_mpi.network.ucx import (
     opened_by,
 )
 
-#: The variable by which the user chooses how UCXX makes progress, instead of what is done here.
-PROGRESS = "UCXPY_PROGRESS_MODE"
 #: Seconds between calls for progress without a transfer.
 TICK = 0.25
 #: Seconds after a transfer in which progress is more frequent, and between calls then: data may still be in UCX's buffers.
@@ -75,13 +73,11 @@ class Ucx:
         tags_alone = functools.partial(
             libucxx.UCXContext, feature_flags=(libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
         )
-        ports, tasks = _ports(), asyncio.all_tasks()
-        self._polls = os.environ.get(PROGRESS, "blocking") == "blocking"
-        progress = {PROGRESS: "polling"} if self._polls else {}
+        ports = _ports()
         with (
             patch.object(libucxx, "UCXContext", tags_alone),
             dask.config.set(configured_numbers()),
-            patch.dict(os.environ, self._restrictions() | progress),
+            patch.dict(os.environ, self._restrictions()),
         ):
             try:
                 backend.init_once()  # in this thread, whose CUDA context and event loop UCX must use
@@ -95,15 +91,17 @@ class Ucx:
             )
         self._backend: Any = backend
         self._library: Any = ucxx
+        self._context: Any = ucxx.core._get_ctx()
         self._pending = 0
         self._poller: asyncio.Task[None] | None = None
         self._timer: asyncio.Handle
+        self._polls = self._context.progress_mode == "blocking"
         #: The end of `LINGER` after the last transfer, in the loop's time.
         self._lingers_until = 0.0
         if self._polls:
-            for task in asyncio.all_tasks() - tasks:
-                task.cancel()  # its loop makes progress all the time, and would keep a core busy
-            self._timer = asyncio.get_running_loop().call_soon(self._tick)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._context.worker.epoll_file_descriptor)
+            self._timer = loop.call_soon(self._tick)
 
     @classmethod
     def is_of_this_loop(cls) -> bool:
@@ -192,7 +190,7 @@ class Ucx:
         """Make progress during transfers. A later transfer starts another poller, and does not wait for `_tick`."""
         try:
             while self._pending:
-                self._library.progress()
+                self._context.worker.progress()
                 await asyncio.sleep(0)
         except Exception as error:
             raise UcxError(f"{type(error).__name__}: {error}") from None
@@ -206,7 +204,7 @@ class Ucx:
         loop = asyncio.get_running_loop()
         lingers = loop.time() < self._lingers_until
         self._timer = loop.call_later(LINGERING_TICK if lingers else TICK, self._tick)
-        self._library.progress()
+        self._context.worker.progress()
 
 
 def _import() -> None:

@@ -370,6 +370,14 @@ TABLE: tuple[PrivateName, ...] = (
         without="what workers send each other stays on TLS, and one line says so",
     ),
     *_of(
+        "ucxx.core",
+        "_get_ctx",
+        "network/ucx_endpoint",
+        "ucxx and distributed-ucxx 0.46 to 0.52",
+        why="UCX makes progress while a frame is under way, and keeps no core busy between",
+        without="what workers send each other stays on TLS, and one line says so",
+    ),
+    *_of(
         "ucxx._lib.libucxx",
         "UCXContext",
         "network/ucx_endpoint",

@@ -37,7 +37,6 @@ class Library:
     def init_once(self) -> None:
         self.starts += 1
         self.environ = dict(os.environ)
-        self.loop = asyncio.create_task(asyncio.Event().wait())  # makes progress in its own way
         self.module.UCXContext({})
         if self.fails is not None:
             raise self.fails
@@ -82,12 +81,13 @@ class Peer:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
+    worker = SimpleNamespace(progress=library.progress, epoll_file_descriptor=0)
     ucxx = Mock(
         get_ucx_address_from_buffer=lambda address: address,
         create_endpoint_from_worker_address=library.create,
-        progress=library.progress,
     )
     ucxx.get_worker_address().tobytes.return_value = b"here"
+    ucxx.core._get_ctx.return_value = SimpleNamespace(progress_mode="blocking", worker=worker)
     backend = Mock(init_once=library.init_once)
     modules = {
         "ucxx._lib": Mock(libucxx=library.module), "ucxx": ucxx, "ucxx.types": Mock(Tag=int),
@@ -104,7 +104,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
         "warned": False,
     }.items():
         monkeypatch.setattr(Ucx, name, value)
-    for name in [name for name in os.environ if name.startswith("UCX")]:
+    for name in [name for name in os.environ if name.startswith("UCX_")]:
         monkeypatch.delenv(name)
     return library
 
@@ -210,20 +210,6 @@ async def test_progress_that_fails_ends_what_waits_for_it_and_goes_on(
     before = library.progressed
     while library.progressed < before + 3:
         await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize(("chosen", "stays"), [(None, False), ("blocking", False), ("thread", True)])
-async def test_its_own_progress_stays_only_where_the_user_has_chosen_it(
-    library: Library, monkeypatch: pytest.MonkeyPatch, chosen: str | None, stays: bool
-) -> None:
-    if chosen is not None:
-        monkeypatch.setenv("UCXPY_PROGRESS_MODE", chosen)
-    await Ucx.begin()
-    await asyncio.sleep(0)
-    assert library.loop.cancelled() == (not stays)
-    assert library.environ["UCXPY_PROGRESS_MODE"] == ("thread" if stays else "polling")
-    assert os.environ.get("UCXPY_PROGRESS_MODE") == chosen
-    library.loop.cancel()
 
 
 async def test_progress_goes_on_for_a_moment_after_a_transfer(
