@@ -53,6 +53,15 @@ class Held:
         self.fd = -1
 
 
+def wait_for_any(seconds: float, *fds: int | None) -> bool:
+    """Wait until one of these descriptors is readable, `seconds` at most; None and numbers below 0 count as none."""
+    poller = select.poll()
+    for fd in fds:
+        if fd is not None and fd >= 0:
+            poller.register(fd, select.POLLIN)
+    return bool(poller.poll(1000 * seconds))
+
+
 def write_frame(
     fd: int, value: Any, *, dumps: Any = pickle.dumps, fds: Sequence[int] = (), patience: float = PATIENCE
 ) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import select
 import signal
 import socket
 import threading
@@ -23,6 +22,7 @@ from typing import Any, NoReturn
 
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.base.failures import Failure, one_report, report_error
+from dask_gpu_mpi.base.frames import wait_for_any
 from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import Timeline
@@ -559,15 +559,6 @@ class OtherRank(Role):
             reported=reported,
             fatal=True,
         )
-
-
-def wait_for_any(seconds: float, *fds: int | None) -> None:
-    """Wait until one of these descriptors is readable, `seconds` at most."""
-    poller = select.poll()
-    for fd in fds:
-        if fd is not None and fd >= 0:
-            poller.register(fd, select.POLLIN)
-    poller.poll(1000 * seconds)
 
 
 #: The process that has started this one.

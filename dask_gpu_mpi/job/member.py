@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import select
 import signal
 import threading
 import time
@@ -22,7 +21,7 @@ from typing import Any
 
 from dask_gpu_mpi.agent.ending import LOST, report_lost_cluster
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.base.frames import Held, wait_until_read
+from dask_gpu_mpi.base.frames import Held, wait_for_any, wait_until_read
 from dask_gpu_mpi.base.signals import Signals, is_ours, undisturbed
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeouts import AGENT_SLACK, FAILED_GRACE, NODE_LOST, TERM_GRACE, closing_slack
@@ -387,11 +386,8 @@ class RankAgents:
         if self.present is not None:
             return self.present.events(timeout)
         # If the hub has something to say, the end most likely, the next agent starts at once.
-        poller = select.poll()
-        for line in self._lines[-1:]:
-            if line.is_ours:
-                poller.register(line.fd, select.POLLIN)
-        if poller.poll(1000 * timeout) and self._due < math.inf:
+        lines = [line.fd for line in self._lines[-1:] if line.is_ours]
+        if wait_for_any(timeout, *lines) and self._due < math.inf:
             self._due = 0.0
         return ()
 

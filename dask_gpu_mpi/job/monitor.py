@@ -10,7 +10,6 @@ import contextlib
 import functools
 import math
 import os
-import select
 import signal
 import sys
 import threading
@@ -20,7 +19,7 @@ from numbers import Real
 from types import FrameType
 from typing import Any
 
-from dask_gpu_mpi.base.frames import Held
+from dask_gpu_mpi.base.frames import Held, wait_for_any
 from dask_gpu_mpi.base.signals import LOST, action_before, install, is_ours, open_process
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeouts import LOST_GRACE
@@ -182,14 +181,10 @@ class Monitor:
     def _wait(self) -> None:
         """Wait for a message, the end of the launcher, or what is due; nothing is polled for."""
         member = self._member
-        poller = select.poll()
         # the script may have closed them
         fds = [each.fd for each in (self._wake, self._launcher) if each.is_ours]
-        for fd in (*fds, member.agents.fd):
-            if fd >= 0:
-                poller.register(fd, select.POLLIN)
         until_due = min(member.agents.seconds_until_due(), self._walltime.seconds_until_due())
-        poller.poll(1000 * min(CHECK_DESCRIPTORS, until_due))
+        wait_for_any(min(CHECK_DESCRIPTORS, until_due), *fds, member.agents.fd)
         if self._wake.is_ours:
             with contextlib.suppress(OSError):  # it was not woken
                 os.eventfd_read(self._wake.fd)

@@ -130,7 +130,7 @@ def test_it_waits_until_something_happens(member: Any, monkeypatch: pytest.Monke
             timeouts.put(timeout)
             return self._poll(timeout)
 
-    monkeypatch.setattr(module.select, "poll", Poll)
+    monkeypatch.setattr(select, "poll", Poll)
     heard = threading.Event()
     member.on_message = heard.set
     with running(member) as monitor:
