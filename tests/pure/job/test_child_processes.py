@@ -52,7 +52,7 @@ def test_a_low_limit_of_open_files_is_shown(
 
 
 def test_a_task_starts_no_cluster() -> None:
-    with Client(processes=False, n_workers=1, dashboard_address=None) as client:
+    with Client(processes=False, n_workers=1, dashboard_address=":0") as client:
         refuse_children()  # not a task, although a worker is in this process
         error = client.submit(refuse_children).exception()
     assert isinstance(error, InputError)
