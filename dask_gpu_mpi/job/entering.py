@@ -428,13 +428,14 @@ class FirstRank(Role):
 
     def _invite(self) -> None:
         """Let this rank's agent open the hub; the others are invited once it has."""
+        # first, since it takes a while: this process listens only until the agent has the socket
+        config = make_credentials(job_end=end_time(self.start.environ))
         try:
             hub = self.meeting.open_hub()
         except InputError as error:
             self.fail(Failure.of(error))
             return
         address: tuple[str, int] = ("", 0) if hub is None else hub.getsockname()[:2]
-        config = make_credentials(job_end=end_time(self.start.environ))
         self.enter(Entry(COORDINATOR, self.world.size, address, config, self.meeting.hosts), hub)
         if hub is not None:
             hub.close()
