@@ -167,19 +167,32 @@ class Ucx:
             settings["NET_DEVICES"] = "lo"
         return {f"UCX_{name}": value for name, value in settings.items()}
 
-    def start(self, operation: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Begin a transfer, and make progress until it is over. It must not be cancelled, since UCX uses its buffer."""
-        task = asyncio.get_running_loop().create_task(operation)
+    def start(self, operation: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[str]:
+        """Begin a transfer, and make progress until it is over. It must not be cancelled, since UCX uses its buffer.
+
+        The result is the failure as text, or empty.
+        """
+        task = asyncio.get_running_loop().create_task(self._outcome(operation))
         self._pending += 1
-        task.add_done_callback(self._done)
         if self._polls and (self._poller is None or self._poller.done()):
             self._poller = asyncio.get_running_loop().create_task(self._poll())
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._pending -= 1
-        if not task.cancelled():
-            task.exception()  # otherwise asyncio complains if nobody waits for it any more
+    async def _outcome(self, operation: Callable[[], Coroutine[Any, Any, Any]]) -> str:
+        """The failure of an operation as text: ucxx has a dozen classes of exceptions, and their frames have the buffer.
+
+        A task keeps its exception, and with it the buffer. Python 3.11 crashes if its garbage collector finds a memoryview there
+        of which another object has a buffer.
+        """
+        try:
+            await operation()
+        except asyncio.CancelledError:
+            return "the event loop ends"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            self._pending -= 1
+        return ""
 
     @property
     def broken(self) -> Collection[asyncio.Future[Any]]:
@@ -269,21 +282,14 @@ class Endpoint:
     async def _run(self, operation: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         if self._closed.done():
             raise UcxError("the endpoint was closed")
-        task = self.ucx.start(operation())
+        task = self.ucx.start(operation)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        try:
-            await asyncio.wait({task, self._closed, *self.ucx.broken}, return_when=asyncio.FIRST_COMPLETED)
-            failure = self._failure(task)
-        finally:
-            # Break the cycle of exception, frame and task. Python's garbage collector would release a memoryview in it while
-            # another object still has a buffer of it.
-            del task, operation
-        if failure:
+        await asyncio.wait({task, self._closed, *self.ucx.broken}, return_when=asyncio.FIRST_COMPLETED)
+        if failure := self._failure(task):
             raise UcxError(failure)
 
-    def _failure(self, task: asyncio.Task[Any]) -> str:
-        """The failure of an operation as text: ucxx has a dozen classes of exceptions, and their frames have the buffer."""
+    def _failure(self, task: asyncio.Task[str]) -> str:
         if not task.done():
             broken = [
                 "the event loop ends" if each.cancelled() else str(each.exception())
@@ -293,8 +299,8 @@ class Endpoint:
             return broken[0] if broken else "the endpoint was closed"
         if task.cancelled():
             return "the event loop ends"
-        if (error := task.exception()) is not None:
-            return f"{type(error).__name__}: {error}"
+        if failure := task.result():
+            return failure
         return "" if not self._closed.done() and self._endpoint.alive else "the endpoint was closed"
 
     def synchronize(self) -> None:
