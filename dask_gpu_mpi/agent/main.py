@@ -154,9 +154,6 @@ def _import_dask(*, cuda: bool) -> None:
     for name in PRELOAD_LATER:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # Every worker sends its versions to the scheduler. They are kept after the first call, which reads eight files.
-    with contextlib.suppress(AttributeError, KeyError):
-        sys.modules["distributed.versions"].get_versions()
 
 
 def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Options]:

@@ -119,14 +119,6 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.versions",
-        "get_versions",
-        "agent/main",
-        _DISTRIBUTED,
-        why="what it has found out it keeps: done once before the fork",
-        without="each worker opens eight files more",
-    ),
-    *_of(
-        "distributed.versions",
         "error_message",
         "agent/scheduler",
         _DISTRIBUTED,
