@@ -285,7 +285,8 @@ class Endpoint:
         task = self.ucx.start(operation)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        await asyncio.wait({task, self._closed, *self.ucx.broken}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {task, self._closed, *self.ucx.broken}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if failure := self._failure(task):
             raise UcxError(failure)
 
