@@ -138,7 +138,8 @@ def launch(
             resolved = read_texts(given)
         except InputError:  # the ranks report it
             resolved = None
-        local = given["local_directory"] or environ.get("DGM_SCRATCH")
+        variables = ("DASK_GPU_MPI__LOCAL_DIRECTORY", "DGM_SCRATCH")
+        local = given["local_directory"] or next(filter(None, map(environ.get, variables)), None)
         if not local and resolved is not None:
             local = resolved.local_directory
         kind = FOREIGN.kind if users_starter else launcher or where.batch.launcher

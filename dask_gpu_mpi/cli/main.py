@@ -210,6 +210,9 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
         return f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {flag} N SCRIPT"
     if is_jobscript and "--" not in arguments:
         return f"No such option {flag!r}. Fix: `--` before the script"
+    if is_jobscript:
+        directive = f"{flag}=VALUE" if flag.startswith("--") else f"'{flag} VALUE'"
+        return f"{error.format_message()} Fix: --directive={directive} for an option of the batch system"
     if flag in _flags_of(jobscript):
         return f"No such option {flag!r}. A job runs on all its nodes and GPUs. Fix: leave it out; jobscript has it"
     return ""
