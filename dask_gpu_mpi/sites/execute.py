@@ -154,9 +154,11 @@ class Runner:
         except OSError as error:
             raise LauncherError(
                 f"launch: could not start {command[0]}: {error.strerror}",
-                fix="install it, or raise the limits of processes and open files (ulimit -u, -n)"
-                if ranks
-                else "load the module of another MPI library, or set --launcher",
+                fix="load the module of another MPI library, or set --launcher"
+                if not ranks
+                else "install it, or load its module"
+                if isinstance(error, FileNotFoundError)
+                else "raise the limits of processes and open files (ulimit -u, -n)",
             ) from None
 
     def _note_end(self, got: signal.struct_siginfo) -> bool:

@@ -205,6 +205,8 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
         ("plan --nodes 1 --svg none/plan", "--svg 'none/plan' can't be written: No such file or directory. Fix: choose a file"),
         ("launch --worker-gpu 1 my.py", "No such option '--worker-gpu'. Did you mean '--gpus-per-worker'?"),
         ("launch --nodes=2 my.py", "No such option '--nodes'. A job runs on all its nodes and GPUs. Fix: leave it out; jobs"),
+        ("launch --gpus 2 my.py", "A job runs on all its nodes and GPUs. Fix: leave it out, or set CUDA_VISIBLE_DEVICES"),
+        ("top --lifetime 3", "No such option '--lifetime'.\n"),  # it starts no workers
         ("launch -n 0 my.py", "'-n' / '--ranks': 0 is not a whole number of 1 to 1000000"),
         ("launch --check -np 3 my.py", "No such option '-np'. Fix: -n 3"),
         ("launch -np", "No such option '-np'. Fix: -n N"),
@@ -235,4 +237,4 @@ def test_refused_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert caught.value.code == 2
     assert line.startswith("dask_gpu_mpi: error: ")
-    assert message in line
+    assert message in f"{line}\n"

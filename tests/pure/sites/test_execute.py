@@ -220,7 +220,10 @@ def test_ranks_have_their_own_socket_only_and_no_signal_is_blocked(ran: Ran) -> 
 def test_commands_that_can_not_be_started_and_files_that_are_kept_open() -> None:
     before = os.listdir("/proc/self/fd")
     assert run_launch(Launch({}, (), ("true",), ranks=5), os.environ) == 0
-    with pytest.raises(LauncherError, match=r"could not start /gone/nsys: No such file .* Fix: install it"):
+    with pytest.raises(
+        LauncherError,
+        match=r"could not start /gone/nsys: No such file .* Fix: install it, or load its module$",
+    ):
         run_launch(Launch({}, (), ("/gone/nsys",), ranks=5), os.environ)
     with pytest.raises(LauncherError, match="could not start /gone/mpirun: No such file.*--launcher"):
         run_launch(Launch({}, (), ("/gone/mpirun",)), os.environ)
