@@ -133,6 +133,11 @@ SLURMS = ("--launcher", "srun", "--mpi", "pmi2")
             "DGM_SETUP: '/env.sh' is not read: only job scripts source it. Fix: source it before",
         ),
         ({"DGM_SETUP": "/env.sh", **SLURM}, SLURMS, ""),
+        (
+            {**SLURM, "SLURM_CPUS_ON_NODE": "1"},
+            (*SLURMS, "-n64"),
+            "srun starts a rank for each core, and the job has 1 core on this node. Fix: ",
+        ),
         ({}, ("--mpi", "pmi2"), "--mpi: no effect, since "),
         (
             {},
