@@ -402,11 +402,11 @@ def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
         yield "warning", found, "make that directory on every node, or unset TMPDIR"
     if scratch.filesystem in NETWORK:
         yield "warning", f"{where}, which all nodes share: workers that spill wait for it", NODE_LOCAL
-    if scratch.filesystem in IN_MEMORY:
-        yield "warning", f"{where}, which is memory: spilling there frees nothing", NODE_LOCAL
-    elif 0 <= scratch.free < LEAST_SCRATCH:
+    if 0 <= scratch.free < LEAST_SCRATCH:
         yield "error", f"{path} has only {format_bytes(scratch.free)} free", NODE_LOCAL
-    elif LEAST_SCRATCH <= scratch.free < memory:
+    elif scratch.filesystem in IN_MEMORY:
+        yield "warning", f"{where}, which is memory: spilling there frees nothing", NODE_LOCAL
+    elif 0 <= scratch.free < memory:
         # Rounded, so that equal nodes share a line.
         sizes = f"about {scratch.free / 2**30:.0f} of {memory / 2**30:.0f} GiB"
         found = f"{path} has less space free than the node has memory, {sizes}: workers that spill much may fill it"

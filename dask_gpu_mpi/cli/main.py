@@ -204,14 +204,20 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
         return f"{flag} is an option of launch. Fix: put it behind --, before the script"
     if ours := ELSEWHERE.get(name):
         return f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
-    if name.startswith("rmm_") or name in OF_WORKERS:
+    if (name.startswith("rmm_") or name in OF_WORKERS) and arguments[0] != top.name:
         return f"No such option {flag!r}. Fix: --worker-options '{{\"{name}\": VALUE}}'"
     if flag in ("-n", "--ranks"):
         return f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {flag} N SCRIPT"
     if is_jobscript and "--" not in arguments:
         return f"No such option {flag!r}. Fix: `--` before the script"
+    if is_jobscript:
+        directive = f"{flag}=VALUE" if flag.startswith("--") else f"'{flag} VALUE'"
+        return f"{error.format_message()} Fix: --directive={directive} for an option of the batch system"
     if flag in _flags_of(jobscript):
-        return f"No such option {flag!r}. A job runs on all its nodes and GPUs. Fix: leave it out; jobscript has it"
+        fix = (
+            "leave it out, or set CUDA_VISIBLE_DEVICES" if "gpu" in name else "leave it out; jobscript has it"
+        )
+        return f"No such option {flag!r}. A job runs on all its nodes and GPUs. Fix: {fix}"
     return ""
 
 

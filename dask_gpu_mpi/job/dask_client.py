@@ -263,6 +263,11 @@ def _on_client(client: Client, address: Any, kwargs: dict[str, Any]) -> dict[str
     _clients.add(client)
     use = _use
     if use is None:
+        if not (address or kwargs or configured):
+            _warn_once(
+                "Client()",
+                "the job's cluster has ended, so Dask starts another one on this node. Fix: end the session after the last one",
+            )
         return kwargs
     of = getattr(address, "scheduler_address", address)  # a cluster has one
     if not isinstance(of, str) or of == use.address:

@@ -120,10 +120,12 @@ class Program:
         elif path.endswith(".ipynb"):
             what = "is a notebook"
             words = f"give -m nbconvert --execute --to notebook {path}"
+        elif path.endswith((".sh", ".bash", ".sbatch")):
+            what, words = "is a shell script", "give the Python script that it starts"
         else:
             return
-        if path in ("python", "python3"):
-            words = "give the script without it"
+        if path in ("python", "python3", "dask-gpu-mpi", "srun", "mpirun", "mpiexec"):
+            words = "give the script alone, without a command before it"
         meant = difflib.get_close_matches(path, commands)
         hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""
         raise InputError(

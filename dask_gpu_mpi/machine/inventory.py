@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from dask_gpu_mpi.machine import NO_PROMISE, Gpu, Promise, why_none
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import boot_id
-from dask_gpu_mpi.sites.batch import cpus_on_node, gpus_on_node
+from dask_gpu_mpi.sites.batch import batch_job, cpus_on_node, gpus_on_node
+
+#: A folder of NVIDIA's driver with all GPUs of the node, even those that a batch system keeps from the job.
+DRIVER = "/proc/driver/nvidia/gpus"
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,10 @@ def _promise(environ: Mapping[str, str]) -> Promise:
     source = f"{variable}={count}"
     if not count and visible:
         count, source = visible.count(",") + 1, f"{VISIBLE_DEVICES}={visible}"
+    if not count and batch_job(environ) and environ.get("DGM_EXPECT_GPUS") != "0" and os.path.isdir(DRIVER):
+        return Promise(
+            0, "the node has GPUs of NVIDIA", "request them from the batch system (--gpus-per-node)"
+        )
     if not count:
         return NO_PROMISE
     # `launch` sets such a variable on nodes that the job shares

@@ -264,6 +264,11 @@ def _complete(wanted: Stage, library: str) -> None:
     names = os.listdir(unpacked)
     if "bin" not in names and len(names) == 1:
         unpacked = os.path.join(unpacked, names[0])
+    if not os.path.lexists(os.path.join(unpacked, "bin", "python")):
+        raise InputError(
+            f"{wanted.source} has no bin/python at its top",
+            fix="pack it again: tar -C ENVIRONMENT -c . | zstd > ENV.tar.zst",
+        )
     os.rename(unpacked, place)
     python = os.path.join(wanted.bin, "python")
     relocate = os.path.join(wanted.bin, "conda-unpack")

@@ -79,11 +79,12 @@ def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | No
     found = next((i.address for i in interfaces if i.name == name), None)
     if found is None:
         have = ", ".join(sorted({i.name for i in interfaces})) or "none"
-        problem = "has no interface option, although other ranks have one"
+        problem = "no interface option, although other ranks have one"
         if name:
-            problem = f"has no network interface {name!r} with an address"
+            problem = f"no network interface {name!r} with an address"
         raise InputError(
-            f"rank {rank} on {host} {problem} (it has: {have})",
+            f"{problem} (it has: {have})",
+            where=f"rank {rank} on {host}",
             fix="choose one that every node has with interface (--interface), or leave it out everywhere",
             what="network",
         )

@@ -60,7 +60,7 @@ def convert(setting: Setting, value: Any, origin: str, source: Source) -> Any:
         _refuse_endless(setting, value)
         return _KINDS[setting.kind](setting, value, source)
     except _Unexpected as error:
-        expected = str(error) or _expected(setting)
+        expected = str(error) or _expected(setting, source)
     found = f"{origin}: invalid value {show(value)}"
     if value is None or isinstance(value, str):
         raise OptionError(found, expected=expected)
@@ -81,7 +81,7 @@ _EXPECTED: dict[Kind, str] = {
 }
 
 
-def _expected(setting: Setting) -> str:
+def _expected(setting: Setting, source: Source) -> str:
     if setting.kind == "int":
         text = "an integer"
         if setting.minimum is not None:
@@ -91,7 +91,7 @@ def _expected(setting: Setting) -> str:
         text = f"one of {', '.join(setting.choices)}"
     else:
         text = setting.expected or _EXPECTED[setting.kind]
-    return f"{text}, or None" if setting.allows_none else text
+    return f"{text}, or None" if setting.allows_none and source != "command line" else text
 
 
 def _refuse_endless(setting: Setting, value: Any) -> None:
@@ -152,7 +152,7 @@ def _path(setting: Setting, value: Any, source: Source) -> str | None:
     try:
         path = Path(text).expanduser()
     except RuntimeError:  # there is no such user
-        raise _Unexpected(f"{_expected(setting)} in the home directory of a user") from None
+        raise _Unexpected(f"{_expected(setting, source)} in the home directory of a user") from None
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
@@ -199,7 +199,7 @@ def _choice(setting: Setting, value: Any, source: Source) -> str:
     spelled = {choice.lower(): choice for choice in setting.choices}
     if text not in spelled:
         near = nearest(text, setting.choices)
-        raise _Unexpected(_expected(setting) + (f"; did you mean {near!r}?" if near else ""))
+        raise _Unexpected(_expected(setting, source) + (f"; did you mean {near!r}?" if near else ""))
     return spelled[text]
 
 

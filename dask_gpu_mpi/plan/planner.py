@@ -173,10 +173,10 @@ UNSEEN = "unseen GPUs"
 
 
 def unseen_gpus(hosts: Sequence[Host]) -> list[Problem]:
-    """Hosts on which the job should have GPUs, and nobody sees one."""
+    """Hosts that have GPUs, by the batch system or the driver, and nobody sees one."""
     alike: dict[Promise, list[str]] = {}
     for host in hosts:
-        if host.plan.promise.count and not host.plan.gpus:
+        if host.plan.promise.source and not host.plan.gpus:
             alike.setdefault(host.plan.promise, []).append(host.plan.host)
     return [
         Problem(

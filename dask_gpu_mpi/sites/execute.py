@@ -154,9 +154,11 @@ class Runner:
         except OSError as error:
             raise LauncherError(
                 f"launch: could not start {command[0]}: {error.strerror}",
-                fix="install it, or raise the limits of processes and open files (ulimit -u, -n)"
-                if ranks
-                else "load the module of another MPI library, or set --launcher",
+                fix="load the module of another MPI library, or set --launcher"
+                if not ranks
+                else "install it, or load its module"
+                if isinstance(error, FileNotFoundError)
+                else "raise the limits of processes and open files (ulimit -u, -n)",
             ) from None
 
     def _note_end(self, got: signal.struct_siginfo) -> bool:
@@ -220,9 +222,13 @@ def run_launch(
                 time.sleep(LINGER)
             return 128 + runner.stopped_by if code == 75 and launch.batch.requeues_by_code else code
         if lost_node:
+            ends = " and the job is requeued" if requeues else ""
+            fix = "" if requeues else ", and submit the job again"
+            if launch.lingers:  # Slurm sends a signal without B: to the daemons of mpirun, which it kills
+                fix += "; after a signal before the walltime, request it as --signal=B:USR1@SECONDS"
             say(
                 f"error: launch: {launch.run[0]} exited with code {code}, but the job has not completed ({lost_node}); a node "
-                "was lost. Fix: look for the node in the batch system's log, and submit the job again"
+                f"was lost{ends}. Fix: look for the node in the batch system's log{fix}"
             )
         if requeue is not None and requeues:
             answer = requeue()  # the batch system may end this run by a signal at once

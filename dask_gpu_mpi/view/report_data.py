@@ -294,14 +294,16 @@ def check_report(path: str, where: str) -> None:
         )
     if is_page(path) and importlib.util.find_spec("bokeh") is None:
         raise InputError(
-            f"the report {path!r} needs bokeh, which is not installed on {where}",
+            f"the report {path!r} needs bokeh, which is not installed",
+            where=where,
             fix="pip install 'bokeh>=3.1,<3.10', or set report (--report) to FILE.json",
         )
     try:
         check_replaceable(path)
     except OSError as error:
         raise InputError(
-            f"the report {path!r} can't be written by {where} ({error.strerror})",
+            f"the report {path!r} can't be written ({error.strerror})",
+            where=where,
             fix="set report (--report) to a file in a directory that exists and is writable",
         ) from None
 

@@ -250,6 +250,7 @@ def test_clocks(ahead: float, says: str) -> None:
         (Scratch("/s", "ext4", "/", 100 * GIB, error="Permission denied"), "error", "can't be written (Permission denied)"),
         (Scratch("/s", "ext4", "/", 100 * GIB, ignored="/t"), "warning", "TMPDIR=/t"),
         (Scratch("/s", "tmpfs", "/s", 1 * GIB), "warning", "is memory"),
+        (Scratch("/s", "tmpfs", "/s", LEAST_SCRATCH - 1), "error", "MiB free"),
         *((Scratch("/s", kind, "/s", 100 * GIB), "warning", f"is on {kind} (/s)") for kind in ("nfs4", "gpfs")),
         # free space at the bounds
         (Scratch("/s", "ext4", "/", LEAST_SCRATCH), "warning", ""),

@@ -66,6 +66,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (f"moab {SHAPE}", "unknown batch system 'moab' (expected one of slurm, pbs, lsf, flux). Fix: name it before all options"),
         # the command line of the job, before it waits in the queue
         (f"slurm {SHAPE} --submit -- gone.py", "script 'gone.py' does not exist"),
+        (f"slurm {SHAPE} -- dask-gpu-mpi launch my.py", "Fix: give the script alone, without a command before it"),
         (f"slurm {SHAPE} --submit -- -m gone", "no module named 'gone'"),
         (f"slurm {SHAPE} --submit -- -n 2 my.py", "--ranks of launch: the job script has it"),
         (f"slurm {SHAPE} --submit -- --layuot shared my.py", "'--layuot'"),

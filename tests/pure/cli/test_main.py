@@ -184,6 +184,8 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
     ("words", "message"),
     [
         ("jobscript slurm --gpus-per-node 0 my.py --epochs 3", "No such option '--epochs'. Fix: `--` before the script"),
+        ("jobscript slurm --gres gpu:4 -- my.py", " Fix: --directive=--gres=VALUE for an option of the batch system"),
+        ("jobscript slurm -J x -- my.py", "No such option '-J'. Fix: --directive='-J VALUE' for an option of the batch"),
         ("jobscript slurm --container x -- my.py", "--container is an option of launch. Fix: put it behind --, before"),
         ("top --interval slow", "'slow' is not a number of 0.5 to 3600"),
         ("top -n 2", "No such option '-n'. Fix: it is an option of launch: dask-gpu-mpi launch -n N SCRIPT"),
@@ -203,6 +205,8 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
         ("plan --nodes 1 --svg none/plan", "--svg 'none/plan' can't be written: No such file or directory. Fix: choose a file"),
         ("launch --worker-gpu 1 my.py", "No such option '--worker-gpu'. Did you mean '--gpus-per-worker'?"),
         ("launch --nodes=2 my.py", "No such option '--nodes'. A job runs on all its nodes and GPUs. Fix: leave it out; jobs"),
+        ("launch --gpus 2 my.py", "A job runs on all its nodes and GPUs. Fix: leave it out, or set CUDA_VISIBLE_DEVICES"),
+        ("top --lifetime 3", "No such option '--lifetime'.\n"),  # it starts no workers
         ("launch -n 0 my.py", "'-n' / '--ranks': 0 is not a whole number of 1 to 1000000"),
         ("launch --check -np 3 my.py", "No such option '-np'. Fix: -n 3"),
         ("launch -np", "No such option '-np'. Fix: -n N"),
@@ -233,4 +237,4 @@ def test_refused_in_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert caught.value.code == 2
     assert line.startswith("dask_gpu_mpi: error: ")
-    assert message in line
+    assert message in f"{line}\n"

@@ -55,6 +55,33 @@ def test_a_lost_client(clients: list[Client]) -> None:
     assert dask_client.has_lost_client()
 
 
+@pytest.mark.parametrize(
+    ("address", "kwargs", "configured", "is_told"),
+    [
+        (None, {}, None, True),
+        (None, {"n_workers": 2}, None, False),  # the user wants another cluster
+        ("tcp://other:2", {}, None, False),
+        (None, {}, "tcp://other:2", False),
+    ],
+)
+def test_a_client_after_the_end_of_the_cluster_would_start_one_of_dask(
+    clients: list[Client],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    address: str | None,
+    kwargs: dict[str, int],
+    configured: str | None,
+    is_told: bool,
+) -> None:
+    monkeypatch.setattr(dask_client, "_clients", set())
+    monkeypatch.setattr(dask_client, "_warned", set())
+    with dask.config.set({"scheduler-address": configured}):
+        for _ in range(2):
+            assert dask_client._on_client(Client(), address, kwargs) == kwargs
+    text = "dask_gpu_mpi: warning: Client(): the job's cluster has ended, so Dask starts another one on this node. Fix: "
+    assert capsys.readouterr().err.count(text) == is_told
+
+
 SETTINGS = {"scheduler-address": "tls://h:1", "distributed.probe.a": 1, "gpu-probe": 3}
 
 

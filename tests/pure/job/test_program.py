@@ -24,12 +24,14 @@ def test_what_is_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with zipfile.ZipFile(tmp_path / "x", "w") as archive:
         archive.writestr("other.py", "")
     assert Program.of([str(tmp_path / "x")]).kind is ProgramKind.FOLDER
-    (tmp_path / "s.py").touch()
+    for name in ("s.py", "run.sh"):
+        (tmp_path / name).touch()
     for name, words in (
         ("x", r"is a zip file without __main__\.py"),
         ("none.py", "does not exist"),
         ("", "is a directory without"),
         (os.devnull, "'/dev/null' is not a regular file"),
+        ("run.sh", "is a shell script .*Fix: give the Python script that it starts"),
     ):
         with pytest.raises(InputError, match=words):
             Program.of([str(tmp_path / name)]).check()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import InputError, OptionError
-from dask_gpu_mpi.machine import why_none
+from dask_gpu_mpi.machine import inventory, why_none
 from dask_gpu_mpi.machine.cgroups import cpu_quota
 from dask_gpu_mpi.machine.inventory import hypothetical_job, take_inventory
 from dask_gpu_mpi.machine.nvidia import visible_gpus
@@ -63,6 +63,24 @@ def test_gpus_that_it_should_see(environ: dict[str, str], count: int, source: st
     assert (promise.count, promise.source) == (count, source)
     assert bool(promise.fix) == bool(count)
     assert promise.is_shared == ("DGM_PBS_GPUS" in environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_told"),
+    [
+        ({"SLURM_JOB_ID": "7"}, True),
+        ({"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": ""}, False),
+        ({"SLURM_JOB_ID": "7", "DGM_EXPECT_GPUS": "0"}, False),  # the job script of a job without GPUs
+        ({}, False),
+    ],
+)
+def test_job_that_has_not_requested_the_gpus_of_its_node(
+    environ: dict[str, str], is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory.os.path, "isdir", lambda path: path == inventory.DRIVER)
+    promise = take_inventory(0, 1, environ, (), pid=1).promise
+    assert (promise.count, promise.source) == (0, "the node has GPUs of NVIDIA" if is_told else "")
+    assert ("--gpus-per-node" in promise.fix) == is_told
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,13 @@ def test_an_environment_without_our_packages(source: Path) -> None:
     refused("No module named .*Fix: install the same packages", find(packed(source)))
 
 
+def test_folders_around_an_environment(source: Path) -> None:
+    archive = packed(source, "env.tar", "--transform=s|^[.]|home/env|S")
+    refused(
+        "env.tar has no bin/python at its top. Fix: pack it again: tar -C ENVIRONMENT -c . ", find(archive)
+    )
+
+
 def test_another_mpi_library_than_that_of_launch(wanted: Stage) -> None:
     why = r"its MPI library is .* \(expected Other MPI 1.0\)"
     refused(why, wanted, library="Other MPI 1.0, of a module")

@@ -86,7 +86,7 @@ def test_the_interface_asked_for_is_used() -> None:
         ([LO, eth(1)], [LO, Interface("eth0", "192.168.1.2", "192.168.1.0/24")], None,
          "rank 0 on a: eth0 10.0.0.0/24; rank 1 on b: eth0 192.168.1.0/24"),
         ([LO, DOCKER], [LO, DOCKER], None, "share no network"),  # a bridge never connects hosts
-        ([LO, ib(1)], [LO, eth(2)], "ib0", "rank 1 on b has no network interface 'ib0' with an address (it has: eth0, lo)."),
+        ([LO, ib(1)], [LO, eth(2)], "ib0", "rank 1 on b: no network interface 'ib0' with an address (it has: eth0, lo)."),
         ([LO], [LO], "lo", "'lo' is a loopback, but the job has 2 nodes. Fix: "),
         ([LO6], [LO6], "lo", "'lo' is a loopback, but the job has 2 nodes. Fix: "),
     ],

@@ -105,6 +105,7 @@ def test_paths_that_are_not_ascii(tmp_path: Path) -> None:
     assert keywords(report="/tmp/ö ☃.json", log_directory="/l\udce4t").log_directory == "/l\udce4t"
     for hidden in ("/a\nb", "/a\x1b[1m", "/a\ud800"):
         assert "(expected a path, or None)" in refused({"report": hidden})
+        assert "(expected a path)" in refused({"report": hidden}, "command line")  # it has no word for None
     code = "from dask_gpu_mpi.options.resolve import resolve; resolve({'report': '/\\xf6.json'}, source='keyword')"
     environ = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     done = run_python(code, env=os.environ | environ)

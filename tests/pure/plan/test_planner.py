@@ -148,6 +148,11 @@ def test_gpus_that_nobody_sees() -> None:
     (seeing,) = hypothetical_job(1, 1, 4)
     some = [replace(seeing, world_size=3, promise=promise), *blind[1:]]
     assert [*map(str, plan(some).warnings)] == [f"no GPU is visible on h[2-3], {expected}"]
+    unrequested = [replace(one, promise=Promise(0, "the node has GPUs", "request them")) for one in blind]
+    (warning,) = plan(unrequested).warnings
+    assert "although the node has GPUs: no GPU worker starts there. Fix: request them; or set CUDA_" in str(
+        warning
+    )
 
 
 def test_more_gpus_than_the_job_has() -> None:

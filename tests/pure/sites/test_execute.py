@@ -220,7 +220,10 @@ def test_ranks_have_their_own_socket_only_and_no_signal_is_blocked(ran: Ran) -> 
 def test_commands_that_can_not_be_started_and_files_that_are_kept_open() -> None:
     before = os.listdir("/proc/self/fd")
     assert run_launch(Launch({}, (), ("true",), ranks=5), os.environ) == 0
-    with pytest.raises(LauncherError, match=r"could not start /gone/nsys: No such file .* Fix: install it"):
+    with pytest.raises(
+        LauncherError,
+        match=r"could not start /gone/nsys: No such file .* Fix: install it, or load its module$",
+    ):
         run_launch(Launch({}, (), ("/gone/nsys",), ranks=5), os.environ)
     with pytest.raises(LauncherError, match="could not start /gone/mpirun: No such file.*--launcher"):
         run_launch(Launch({}, (), ("/gone/mpirun",)), os.environ)
@@ -527,7 +530,12 @@ def test_mark_of_a_job_that_has_completed(ran: Ran, tmp_path: Path, code: int) -
     rc, lines = ran(f"os._exit({code})", mark=str(mark))
     assert rc == 75  # it can't go on without the node: it is requeued
     assert f"exited with code {code}, but the job has not completed" in lines[0]
+    assert "a node was lost and the job is requeued. Fix: look for the node" in lines[0]
     assert lines[1:] == ["requeued"]
+    # srun's signals kill mpirun's daemons on the other nodes
+    assert "log; after a signal before the walltime, request it as --signal=B:USR1@" in "".join(
+        ran(f"os._exit({code})", mark=str(mark), lingers=True)[1]
+    )
     assert run_launch(Launch({}, (), ("true",), mark=str(mark)), os.environ) == 1
     assert ran(f"open({str(mark)!r}, 'w')", mark=str(mark)) == (0, [])
     assert not mark.exists()  # nobody reads it any more

@@ -202,8 +202,16 @@ def test_few_workers_are_lines_many_are_a_heat_map_and_pairs_a_matrix() -> None:
         ("r.HTM", True, ""),
         ("r.json", False, ""),
         (".html", True, "expected FILE.html or FILE.json.*Fix: "),
-        ("no/r.json", True, r"can't be written by rank 0 on h \(No such file or directory\)\. Fix: "),
-        ("r.html", False, "needs bokeh, which is not installed on rank 0 on h. Fix: pip install"),
+        (
+            "no/r.json",
+            True,
+            r"^rank 0 on h: the report .* can't be written \(No such file or directory\)\. Fix: ",
+        ),
+        (
+            "r.html",
+            False,
+            "^rank 0 on h: the report .* needs bokeh, which is not installed. Fix: pip install",
+        ),
     ],
 )
 def test_where_a_report_can_be_written(
