@@ -44,7 +44,7 @@ class Held:
     @property
     def is_ours(self) -> bool:
         """Whether it is still the same file, and open."""
-        return self.fd >= 0 and identity(self.fd) == self._identity
+        return self._identity is not None and identity(self.fd) == self._identity
 
     def close(self) -> None:
         """Close it, if it is still ours; may be called again."""

@@ -144,7 +144,7 @@ def test_what_a_gpu_computes_is_checked(cuda: Any, action: Any, kind: str, text:
     results = run_kernel(("GPU-a", "GPU-b"), 60)
     assert [(one.kind, one.text) for one in results.values()] == [(kind, text)] * 2
     assert [*results] == ["GPU-a", "GPU-b"]
-    assert all(one.seconds > 0 for one in results.values())
+    assert all(0 < one.seconds < 60 for one in results.values())
     assert mock.used == [0, 1]
 
 

@@ -556,7 +556,8 @@ def test_ranks_that_wait_for_mpi_and_can_not_communicate(
     launcher: str | None, printed: int, why: str, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank reports the end; a signal that a rank was sent is told by it, for the others may not have been sent it."""
-    monkeypatch.setattr(module, "FAILED_GRACE", 0.0)
+    pauses: list[float] = []
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append))
     environ = SAMPLES[launcher] if launcher else None
     job = Job(1, environ=environ, seconds=-MPI_GRACE if why == "deadline" else 30.0)
     launched = None if launcher is None else SimpleNamespace(rank=1, local_rank=1)
@@ -568,6 +569,7 @@ def test_ranks_that_wait_for_mpi_and_can_not_communicate(
     text = "MPI did not come together" if why == "deadline" else "SIGINT came while the cluster started"
     assert [line[: len(text)] for line in job.printed] == [text] * printed
     assert ended == [130 if why == "signal" else 1]
+    assert len(pauses) == (launcher is not None and why == "signal")  # rank 0 reports it first
 
 
 def test_a_launcher_that_is_gone_takes_the_rank_with_it(

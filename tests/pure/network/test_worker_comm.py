@@ -251,6 +251,12 @@ async def test_closing_closes_both(network: Network) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_an_end_that_does_not_read_notices_that_the_other_has_closed(network: Network) -> None:
+    async with pair(lambda comm: comm.close()) as comm, asyncio.timeout(10):
+        while not comm.closed():
+            await asyncio.sleep(0.01)
+
+
 async def test_messages_that_are_not_to_be_deserialised_stay_so(network: Network) -> None:
     async with pair() as comm:
         await comm.write({"data": 5})
