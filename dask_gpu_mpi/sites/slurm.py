@@ -125,8 +125,9 @@ def _for_mpirun(
         return changes | {"CUDA_VISIBLE_DEVICES": None}
     if per_node is not None and per_node < on_node:
         # in an exclusive job this node has all its GPUs, and srun gives the other nodes the requested number
-        visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[:per_node]
-        changes |= {GPUS_ON_NODE: str(per_node), "CUDA_VISIBLE_DEVICES": ",".join(visible)}
+        changes[GPUS_ON_NODE] = str(per_node)
+        if visible := environ.get("CUDA_VISIBLE_DEVICES"):
+            changes["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:per_node])
         on_node = per_node
     # the daemons of mpirun are on the other nodes
     if (total := _count(environ, "SLURM_GPUS")) is not None:

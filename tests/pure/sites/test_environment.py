@@ -157,6 +157,11 @@ def test_signal_before_the_walltime(system: str) -> None:
             "openmpi",
             {"SLURM_CPU_BIND": "none", "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"},
         ),
+        (
+            {"SLURM_GPUS_PER_NODE": "2", "CUDA_VISIBLE_DEVICES": ""},  # as if unset: not to be hidden by us
+            "openmpi",
+            {"SLURM_CPU_BIND": "none", "SLURM_GPUS_ON_NODE": "2"},
+        ),
         ({"SLURM_GPUS_PER_NODE": "4"}, "openmpi", {"SLURM_CPU_BIND": "none"}),
         ({"SLURM_GPUS_PER_NODE": "8"}, "openmpi", {"SLURM_CPU_BIND": "none", "SLURM_GPUS_PER_NODE": None}),
         ({"SLURM_GPUS": "a100:4,h100:2"}, "openmpi", {"SLURM_CPU_BIND": "none", "SLURM_GPUS": "2"}),
