@@ -84,7 +84,7 @@ class Leader:
         )
         self._coordinator.steps.update(dict.fromkeys(range(entry.size), IMPORTING))
         self._progress = Progress(configuration.started)
-        #: The file whose presence shows `launch` that the job has completed; None: it needs none.
+        #: The file that tells `launch` how the job has ended, or that a rank has gone; None: it needs none.
         self._mark: Path | None = None
         if options.log_directory is not None and not plan_only and RUN in os.environ:
             self._mark = Path(options.log_directory, of_run("ended", os.environ)).absolute()
@@ -218,8 +218,8 @@ class Leader:
     def _handle_running(self, ending: EndCoordinator, event: Event, now: float) -> None:
         ending.handle(event, now)
         if event.kind == Kind.GONE and ending.has_lost_too_many:
-            # If the rank was killed, no node is lost, though Hydra may end with the code that it has then. If a daemon of Open
-            # MPI was killed, mpirun ends with code 0. The launcher is about to end this process.
+            # `launch` reads it if the launcher ends with code 0, as Open MPI's does after the loss of a daemon. If the rank was
+            # killed, no node is lost, though Hydra may end with the code that it has then.
             self._write_mark(GONE)
         # one of a rank that was left out is for the coordinator
         if event.kind == Kind.ENTERED and not self._coordinator.handle(event, now):

@@ -44,7 +44,10 @@ POLL_IDLE, POLL_BUSY = 0.1, 0.01
 
 
 class Ending:
-    """How far the end of one rank has come, and why its cluster ends. What has happened stays so."""
+    """How far the end of one rank has come, and why its cluster ends. What has happened stays so.
+
+    In this order: `stopped` (the cluster), `ended` (the job), `closed` (this rank's workers), `done` (its agent).
+    """
 
     def __init__(self) -> None:
         #: The cluster is over: by the script's end, ``close()``, ``shutdown()``, or because it was lost.
@@ -55,7 +58,7 @@ class Ending:
         self.closed = False
         #: This rank's agent has nothing left to do.
         self.done = False
-        #: How the cluster was lost, if it was, on the rank that raises it: the client's, or rank 0 of a job without script.
+        #: How the cluster was lost, if it was, on the rank that raises it: the client's, or rank 0 if it has no script.
         self.lost: str | None = None
         #: The signal that ends the job, if one does: of a job without a script.
         self.signal: int | None = None
@@ -239,7 +242,7 @@ class Member:
     def serve(self) -> int:
         """Wait until the job ends, on a rank without the script, and return its exit code.
 
-        Raises a ClusterLostError on rank 0 of a job without a script if the scheduler was lost.
+        Raises a ClusterLostError on rank 0 if the scheduler was lost, unless the program continues there with a client.
         """
         ending, signals = self.ending, self.signals
         try:

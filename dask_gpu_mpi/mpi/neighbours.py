@@ -23,7 +23,7 @@ from dask_gpu_mpi.errors import LauncherError, StartupError
 from dask_gpu_mpi.sites.launchers import LAUNCHERS, Launched, detect
 
 #: The daemons that start ranks on a host, and their variable with the number of ranks.
-DAEMONS = {daemon: each.local_size for each in LAUNCHERS for daemon in each.daemons}
+DAEMONS = {daemon: each.local_size_variable for each in LAUNCHERS for daemon in each.daemons}
 #: States of a process that is stopped, by a signal or a debugger.
 STOPPED = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
 #: Seconds between two checks for ranks of this host that have ended.

@@ -193,7 +193,7 @@ class LaunchedWorld(PacketWorld):
         os.set_inheritable(self.fileno() or 0, False)
         with contextlib.suppress(OSError):
             os.close(int(environ[LOCAL.mark]))
-        self.rank, self.size = int(environ[LOCAL.rank]), int(environ[LOCAL.size[0]])
+        self.rank, self.size = int(environ[LOCAL.rank_variable]), int(environ[LOCAL.size_variables[0]])
 
 
 # As the agent (`agent.handle`): no file is imported before the rank's path is set.

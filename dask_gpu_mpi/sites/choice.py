@@ -135,7 +135,7 @@ def _known_mpiruns(files: Sequence[str], ask: Ask) -> list[Starter]:
     for file in dict.fromkeys(map(os.path.abspath, files)):
         if os.path.isfile(file) and os.access(file, os.X_OK):
             version = ask([file, "--version"])
-            found += [Starter(each, file) for each in MPIRUNS if re.search(each.version, version)][:1]
+            found += [Starter(each, file) for each in MPIRUNS if re.search(each.version_pattern, version)][:1]
     return found
 
 

@@ -187,7 +187,7 @@ def decide(
         container = _for_ranks(container, starter, allocation)
         options += container.runtime.launcher_options(container)
         contained, main = container.runtime.command(container, after), ["python", "-c", START]
-    profiled = _profiler(request.profile, launcher.rank, logs) if request.command == "run" else []
+    profiled = _profiler(request.profile, launcher.rank_variable, logs) if request.command == "run" else []
     by_launcher = (
         [] if launcher is LOCAL else [starter.path, *with_options(options, request.launcher_options)]
     )

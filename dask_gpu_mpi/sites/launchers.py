@@ -66,14 +66,14 @@ class Launcher:
 
     #: Its name in messages.
     name = ""
-    #: Variable of the rank in the world.
-    rank = ""
-    #: Variables of the world size. The first one that is set counts; there may be none.
-    size: tuple[str, ...] = ()
-    #: Variable of the rank on its host.
-    local_rank = ""
-    #: Variable of the number of ranks on this host; empty: it has none.
-    local_size = ""
+    #: Of the rank in the world.
+    rank_variable = ""
+    #: Of the world size. The first one that is set counts; there may be none.
+    size_variables: tuple[str, ...] = ()
+    #: Of the rank on its host.
+    local_rank_variable = ""
+    #: Of the number of ranks on this host; empty: it has none.
+    local_size_variable = ""
     #: The variable that only this launcher sets. Other launchers may use the same protocol without it.
     mark = ""
     #: Names of the variables by which a process detects its rank, with ``*`` at the end of a prefix. They are harmful in the
@@ -92,25 +92,29 @@ class Launcher:
 
     def is_alone(self, environ: Mapping[str, str]) -> bool:
         """Whether this rank is certainly the only one on its host."""
-        return bool(self.local_size) and environ.get(self.local_size) == "1"
+        return bool(self.local_size_variable) and environ.get(self.local_size_variable) == "1"
 
     def has_one_host(self, environ: Mapping[str, str], size: int | None) -> bool:
         """Whether all `size` ranks (None: unknown) are certainly on this host."""
-        return bool(self.local_size) and size is not None and number(environ, self.local_size) == size
+        return (
+            bool(self.local_size_variable)
+            and size is not None
+            and number(environ, self.local_size_variable) == size
+        )
 
     # -- `launch`
 
     #: Its name for `launch`, the name of its command if it belongs to a batch system; empty: `launch` does not use it.
     kind = ""
     #: A regular expression of the output of ``mpirun --version``; empty: its command is not mpirun or mpiexec.
-    version = ""
+    version_pattern = ""
     #: The name of its command that is a better choice than its others, if it has one.
     best = ""
     #: MPI libraries whose ranks this mpirun can start.
     families: tuple[Family, ...] = ()
     #: Its plugins by which it and an MPI library find each other (``srun --mpi``), by the library's family. Default: the site's.
     fitting_plugins: Mapping[str, tuple[str, ...]] = {}
-    #: Options for processes that do not end together.
+    #: Options for processes that do not end together, which follow `options`.
     patient: tuple[str, ...] = ()
     #: Options if the standard input is empty.
     without_input: tuple[str, ...] = ()
@@ -190,10 +194,10 @@ class Local(Launcher):
     """`launch` itself, which starts ranks on its own node (`sites.local`). They all have all variables, cores and GPUs."""
 
     name = "dask-gpu-mpi launch"
-    rank = "DGM_RANK"
-    size = ("DGM_SIZE",)
-    local_rank = "DGM_RANK"
-    local_size = "DGM_SIZE"
+    rank_variable = "DGM_RANK"
+    size_variables = ("DGM_SIZE",)
+    local_rank_variable = "DGM_RANK"
+    local_size_variable = "DGM_SIZE"
     # the descriptor of the rank's socket, at the other end of which is `launch`
     mark = "DGM_MEETING_FD"
     scrubbed = "DGM_RANK DGM_SIZE DGM_MEETING_FD"
@@ -208,10 +212,10 @@ class OpenMpi(Launcher):
     """Open MPI: it copies no variables to other nodes by itself, and its exit code may be 0 after the loss of a node."""
 
     name = "Open MPI's mpirun"
-    rank = "OMPI_COMM_WORLD_RANK"
-    size = ("OMPI_COMM_WORLD_SIZE",)
-    local_rank = "OMPI_COMM_WORLD_LOCAL_RANK"
-    local_size = "OMPI_COMM_WORLD_LOCAL_SIZE"
+    rank_variable = "OMPI_COMM_WORLD_RANK"
+    size_variables = ("OMPI_COMM_WORLD_SIZE",)
+    local_rank_variable = "OMPI_COMM_WORLD_LOCAL_RANK"
+    local_size_variable = "OMPI_COMM_WORLD_LOCAL_SIZE"
     mark = "OMPI_COMM_WORLD_RANK"
     # Settings stay: those of the library and of the compiler wrappers, the permission to run as root (without it, MPI_Init of a
     # child fails in a container), the place of a relocated installation. But some settings (MCA) contain the rank's identity.
@@ -226,7 +230,7 @@ class OpenMpi(Launcher):
     )
 
     kind = "openmpi"
-    version = r"Open MPI|OpenRTE|PRRTE|prterun"
+    version_pattern = r"Open MPI|OpenRTE|PRRTE|prterun"
     families: tuple[Family, ...] = ("openmpi", "other")
     daemons = ("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted")
     exposes = "run commands as you"
@@ -269,10 +273,10 @@ class Hydra(Launcher):
     """Hydra: MPICH and its relatives."""
 
     name = "the mpiexec of MPICH or Intel MPI (Hydra)"
-    rank = "PMI_RANK"
-    size = ("PMI_SIZE",)
-    local_rank = "MPI_LOCALRANKID"
-    local_size = "MPI_LOCALNRANKS"
+    rank_variable = "PMI_RANK"
+    size_variables = ("PMI_SIZE",)
+    local_rank_variable = "MPI_LOCALRANKID"
+    local_size_variable = "MPI_LOCALNRANKS"
     # srun --mpi=pmi2, PALS and Flux use PMI as well, without this variable
     mark = "MPI_LOCALRANKID"
     scrubbed = (
@@ -282,7 +286,7 @@ class Hydra(Launcher):
 
     reacts_to_signals_only = True
     kind = "hydra"
-    version = r"HYDRA|MVAPICH"
+    version_pattern = r"HYDRA|MVAPICH"
     families: tuple[Family, ...] = ("mpich", "intel", "cray", "other")
     daemons = ("hydra_pmi_proxy", "pmi_proxy")
     exposes = "end the job"
@@ -305,7 +309,7 @@ class Intel(Hydra):
     """Intel MPI's Hydra, whose ``-hosts`` accepts no numbers. Its ranks have the same variables."""
 
     kind = "intel"
-    version = r"Intel\(R\) MPI"
+    version_pattern = r"Intel\(R\) MPI"
     best = "mpiexec.hydra"  # mpirun is a shell script around it, and forwards no signal
     families: tuple[Family, ...] = ("mpich", "intel", "other")
 
@@ -317,9 +321,9 @@ class Pals(Launcher):
     """PALS of HPE Cray."""
 
     name = "PALS (mpiexec)"
-    rank = "PALS_RANKID"
-    size = ("PMI_SIZE", "PALS_SIZE")
-    local_rank = "PALS_LOCAL_RANKID"
+    rank_variable = "PALS_RANKID"
+    size_variables = ("PMI_SIZE", "PALS_SIZE")
+    local_rank_variable = "PALS_LOCAL_RANKID"
     mark = "PALS_RANKID"
     scrubbed = (
         "PALS_RANKID PALS_LOCAL_RANKID PALS_LOCAL_SIZE PALS_SIZE PALS_TASKID PALS_NODEID PALS_APID PALS_APINFO PALS_FD "
@@ -327,7 +331,7 @@ class Pals(Launcher):
     )
 
     kind = "pals"
-    version = r"\Ampiexec version \d"
+    version_pattern = r"\Ampiexec version \d"
     families: tuple[Family, ...] = ("mpich", "cray", "other")
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
@@ -347,9 +351,9 @@ class FluxRun(Launcher):
     """``flux run``."""
 
     name = "flux run"
-    rank = "FLUX_TASK_RANK"
-    size = ("FLUX_JOB_SIZE",)
-    local_rank = "FLUX_TASK_LOCAL_ID"
+    rank_variable = "FLUX_TASK_RANK"
+    size_variables = ("FLUX_JOB_SIZE",)
+    local_rank_variable = "FLUX_TASK_LOCAL_ID"
     mark = "FLUX_TASK_RANK"
     scrubbed = (
         "FLUX_TASK_RANK FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE FLUX_JOB_NNODES FLUX_KVS_NAMESPACE FLUX_PMI_LIBRARY_PATH "
@@ -381,9 +385,9 @@ class Srun(Launcher):
     """srun of Slurm. Its variables are in all processes of a step, including the daemons of an mpirun."""
 
     name = "srun"
-    rank = "SLURM_PROCID"
-    size = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    local_rank = "SLURM_LOCALID"
+    rank_variable = "SLURM_PROCID"
+    size_variables = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    local_rank_variable = "SLURM_LOCALID"
     mark = "SLURM_STEP_ID"
     # With SLURM_STEP_ID and without PMI, Open MPI 4 treats a child as a rank of srun and aborts. The variables of the job, which
     # sbatch sets too, stay.
@@ -401,7 +405,7 @@ class Srun(Launcher):
         "mpich": ("pmi2", "pspmi"),
         "intel": ("pmi2", "pspmi"),
     }
-    patient = ("--wait=0",)  # the last one counts
+    patient = ("--wait=0",)  # of several the last one counts
 
     def has_started(self, environ: Mapping[str, str]) -> bool:
         """Whether srun has started this step: a batch script or an interactive shell has a special number."""
@@ -458,6 +462,7 @@ class Foreign(Launcher):
     """A command that starts the ranks of the job by itself, such as TACC's ibrun. Its ranks have the MPI library's variables."""
 
     name = "the command of --launcher-command"
+    # for containers alone: it is not in LAUNCHERS
     scrubbed = f"MPI_LOCALRANKID OMPI_COMM_WORLD_RANK {PMI} {PMIX}"
     kind = "command"
 
@@ -466,9 +471,9 @@ class Pmi(Launcher):
     """Any other launcher with PMI, which many use."""
 
     name = "a launcher with PMI"
-    rank = "PMI_RANK"
-    size = ("PMI_SIZE",)
-    local_rank = "PMI_LOCAL_RANK"
+    rank_variable = "PMI_RANK"
+    size_variables = ("PMI_SIZE",)
+    local_rank_variable = "PMI_LOCAL_RANK"
     mark = "PMI_RANK"
     scrubbed = PMI
     sure = False
@@ -483,7 +488,7 @@ LAUNCHERS: tuple[Launcher, ...] = (OPEN_MPI, HYDRA, PALS, FluxRun(), Srun(), LOC
 MPIRUNS: tuple[Launcher, ...] = (OPEN_MPI, INTEL, HYDRA, PALS)
 #: The batch systems' own launchers, by their command.
 BY_COMMAND: Mapping[str, Launcher] = {
-    each.kind: each for each in LAUNCHERS if each.kind and not each.version and each is not LOCAL
+    each.kind: each for each in LAUNCHERS if each.kind and not each.version_pattern and each is not LOCAL
 }
 
 
@@ -509,12 +514,12 @@ def all_launched(environ: Mapping[str, str]) -> list[Launched]:
     """Every launcher whose variables are in this environment, the innermost first."""
     found = []
     for launcher in LAUNCHERS:
-        rank = number(environ, launcher.rank) if launcher.mark in environ else None
+        rank = number(environ, launcher.rank_variable) if launcher.mark in environ else None
         if rank is None or not launcher.has_started(environ):
             continue
-        variable = next((name for name in launcher.size if environ.get(name)), "")
+        variable = next((name for name in launcher.size_variables if environ.get(name)), "")
         size = number(environ, variable) if variable else None
-        found.append(Launched(launcher, rank, size, number(environ, launcher.local_rank), variable))
+        found.append(Launched(launcher, rank, size, number(environ, launcher.local_rank_variable), variable))
     return found
 
 
@@ -535,7 +540,7 @@ def alone_on_host(environ: Mapping[str, str]) -> bool:
 
 
 #: Prefixes of variables of launchers without a class here (``prterun``, ALPS).
-_FOREIGN = ("PMIX_", "PMI_", "PMI2_", "ALPS_")
+_OF_UNKNOWN = ("PMIX_", "PMI_", "PMI2_", "ALPS_")
 
 
 def all_on_one_host(environ: Mapping[str, str]) -> bool:
@@ -545,7 +550,7 @@ def all_on_one_host(environ: Mapping[str, str]) -> bool:
     """
     launched = all_launched(environ)
     if not launched:
-        return not any(name.startswith(_FOREIGN) for name in environ)
+        return not any(name.startswith(_OF_UNKNOWN) for name in environ)
     # the last class fits others as well, since many launchers use PMI
     named = [each for each in launched if each.launcher is not LAUNCHERS[-1]] or launched
     return all(each.size == 1 or each.launcher.has_one_host(environ, each.size) for each in named)

@@ -87,7 +87,12 @@ class Ranks:
                     fd = theirs.fileno()
                     self._running[rank] = subprocess.Popen(
                         command,
-                        env={**environ, LOCAL.rank: str(rank), LOCAL.size[0]: str(size), LOCAL.mark: str(fd)},
+                        env={
+                            **environ,
+                            LOCAL.rank_variable: str(rank),
+                            LOCAL.size_variables[0]: str(size),
+                            LOCAL.mark: str(fd),
+                        },
                         stdin=None if has_input and not rank else subprocess.DEVNULL,
                         pass_fds=(fd,),
                         preexec_fn=prepare,

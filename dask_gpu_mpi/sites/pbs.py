@@ -21,7 +21,9 @@ from dask_gpu_mpi.sites.jobscript import JobRequest, ScriptFormat
 TEMPLATE_CPUS = 64
 #: Counts the restarts, which are new jobs for PBS.
 COUNT = "DGM_RESTART"
+#: Programs whose script `job_script` looks for.
 SHELLS = {"bash", "sh", "dash", "ksh", "mksh", "zsh", "csh", "tcsh", "busybox"}
+#: The variables of this package.
 _OURS = re.compile("DGM_|DASK_")
 #: Starts a command on another node by PBS, with the command line of ssh; the variables by which an mpirun uses it, by its kind.
 TMRSH = Path(__file__).with_name("tmrsh")
@@ -32,6 +34,7 @@ _AGENTS = {
 }
 _NODES = "PBS_NODEFILE"
 _SCRIPT = "pbs.pbs"
+#: Options of qsub by the attribute of a job, which a job that follows it keeps.
 _KEPT = {
     **{f"Resource_List.{name}": f"-l{name}=" for name in ("place", "select", "walltime", "filesystems")},
     "Account_Name": "-A",
@@ -121,8 +124,10 @@ class Pbs(BatchSystem):
         described = job.run(["qstat", "-fw", job.allocation.job], environ).stdout
         kept = resources(described, count + 1)
         if (task := number(environ, "PBS_ARRAY_INDEX")) is not None:
-            # without it, the directive of the script would start all tasks again
+            # Without it, the directive of the script would start all tasks again. PBS has no array of one task: by steps of two
+            # it takes the first of these.
             kept += ["-J", f"{task}-{task + 1}:2"]
+        # the variables that the user has passed to qsub, and ours, as they are now
         users = re.findall(r"(?:^|(?<!\\),)(\w+)=", described_by(described).get("Variable_List", ""))
         names = {*(name for name in users if not name.startswith("PBS_")), *filter(_OURS.match, after)}
         passed = ",".join(sorted(names & after.keys() - {self.cpus_variable, self.gpus_variable}))
@@ -152,11 +157,12 @@ def of_hosts(vnodes: str, resource: str) -> list[int]:
     return list(counts.values())
 
 
-def resources(text: str, restart: int = 1) -> list[str]:
+def resources(text: str, restart: int) -> list[str]:
     """Options of qsub for a job like this one, from the output of ``qstat -fw``; a log with the user's name gets another."""
     described = described_by(text)
     found = [option + described[name] for name, option in _KEPT.items() if name in described]
     log = described.get("Output_Path", "")
+    # in a folder, and by PBS's own name, each job has its own
     if log and not re.search(r"/$|\.o\d+(\.\d+)?$", log) and not os.path.isdir(log.partition(":")[2]):
         found += ["-o" + re.sub(r"\.restart\d+$", "", log) + f".restart{restart}"]
     return found

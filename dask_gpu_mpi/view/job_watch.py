@@ -112,7 +112,7 @@ class JobWatch(SchedulerPlugin):
     async def answer(self) -> dict[str, Any]:
         """The facts and later events, as plain data.
 
-        ``"plan"``: the packed `Plan`, None if not known, ``"events"``: the last warnings, ``"retired"``:
+        ``"plan"``: the `Plan` or None, as bytes, ``"events"``: the last warnings, ``"retired"``:
         names of workers that were closed on request, ``"end"``: when the batch system ends the job, or None, and ``"now"``. Times
         are in seconds since the epoch by the scheduler's clock.
         """

@@ -65,7 +65,13 @@ LAUNCHER_VARIABLES = sorted(
     {
         name
         for row in LAUNCHERS
-        for name in (row.mark, row.rank, row.local_rank, row.local_size, *row.size)
+        for name in (
+            row.mark,
+            row.rank_variable,
+            row.local_rank_variable,
+            row.local_size_variable,
+            *row.size_variables,
+        )
         if name
     }
     | {"SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"}
@@ -216,7 +222,11 @@ READERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...], Callable[[Any], 
         ("2026-08-01T12:00:00Z\n2026-08-01T12:00:00", "0001-01-01", "NONE", "9999-12-31T23:59:59"),
         lambda found: isinstance(found, str),
     ),
-    "qstat": (resources, (QSTAT,), lambda found: all(option.startswith("-") for option in found)),
+    "qstat": (
+        lambda text: resources(text, 1),
+        (QSTAT,),
+        lambda found: all(option.startswith("-") for option in found),
+    ),
     "mpi4py": (
         parse_answer,
         ('dask-gpu-mpi:["Open MPI v5.0.11", "/usr/lib/libmpi.so"]\n',),

@@ -19,7 +19,7 @@ def test_detect_reads_the_sample(launcher: Launcher) -> None:
     assert launched.launcher is launcher
     # PALS and Flux leave nothing out that they say
     assert (launched.rank, launched.size, launched.local_rank) == (1, 4, 1)
-    assert launched.size_variable in launcher.size
+    assert launched.size_variable in launcher.size_variables
     kept = scrub(SAMPLES[launcher.name])
     assert detect(kept) is None
     assert set(kept) <= {"SLURM_JOB_ID", "SLURM_NTASKS"}
