@@ -59,6 +59,14 @@ def test_a_call_in_the_middle_of_another_is_refused_at_once() -> None:
         assert spmd(Interrupted(), print) == spmd(Client(), print)
 
 
+async def test_a_call_that_is_given_up_is_cancelled_once() -> None:
+    call = module._Run(Client(), print, (), {})
+    call._running = asyncio.create_task(asyncio.sleep(60))
+    for _ in range(2):
+        call._cancel()
+    assert call._running.cancelling() == 1
+
+
 @pytest.mark.parametrize(
     ("limits", "start"), [({}, 300.0), ({"timeout": 7}, 7), ({"timeout": 7, "start_timeout": 2}, 2)]
 )

@@ -15,7 +15,7 @@ from rich.console import Console
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.inventory import Inventory, hypothetical_job
 from dask_gpu_mpi.plan import Plan
-from dask_gpu_mpi.plan.nodes import MOST_NODES, MOST_WARNINGS, display, svg
+from dask_gpu_mpi.plan.nodes import MOST_NODES, MOST_WARNINGS, display, extent, svg, text
 from support import ROOT
 from support.mocks.inputs import GIB, gpu, one_host, plan, rank
 
@@ -166,6 +166,11 @@ def test_of_many_cpu_workers_and_warnings_the_others_are_counted() -> None:
     assert "12 more CPU workers" in texts
     assert f"{MOST_WARNINGS}. no {MOST_WARNINGS - 1}" in texts
     assert "28 more warnings; the table has them all" in texts
+
+
+def test_a_text_of_the_picture_is_not_wider_than_its_place() -> None:
+    shown = text(0, 0, "x" * 100, limit=extent(10, ""))
+    assert re.findall(">(.*)<", shown) == ["x" * 9 + "…"]
 
 
 def test_names_in_the_picture_are_text() -> None:

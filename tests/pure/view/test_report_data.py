@@ -84,7 +84,7 @@ def test_times_are_after_the_begin_and_hosts_have_names() -> None:
     assert [worker["device_memory"] for worker in record["workers"]] == [[80 * 2**30]] * 2
     times = [
         *record["series"]["times"],
-        *(event["at"] for event in record["events"]),
+        *(each["at"] for each in record["events"] + record["warnings"]),
         *record["tasks"]["start"],
     ]
     assert all(-0.1 <= at <= record["until"] for at in times)

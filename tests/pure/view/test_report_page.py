@@ -68,6 +68,7 @@ def test_what_is_not_known_is_said_in_every_tab() -> None:
     unknown = {title for title, text in texts.items() if "nothing is known" in text}
     assert unknown == set(TITLES) - {"Start-up", "Plan & options"}
     assert "No steps were kept" in texts["Start-up"]
+    assert "1 workers arrived between 0.0 and 0.0 s" in sections(data)["Events"]
     data["record"]["series"]["workers"] = {}  # a job that has done nothing
     text = page(data)
     assert 'title="GPUs"' not in text
