@@ -23,15 +23,7 @@ from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Problem
 from dask_gpu_mpi.job.program import Program
-from dask_gpu_mpi.sites.batch import (
-    Allocation,
-    Requeue,
-    batch_job,
-    cpus_on_node,
-    find_allocation,
-    output_of,
-    parse_hosts,
-)
+from dask_gpu_mpi.sites.batch import Allocation, Requeue, batch_job, find_allocation, output_of, parse_hosts
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, FOREIGN, LOCAL, detect, library_name
 
 if TYPE_CHECKING:
@@ -146,8 +138,7 @@ def launch(
             resolved = read_texts(given)
         except InputError:  # the ranks report it
             resolved = None
-        variables = ("DASK_GPU_MPI__LOCAL_DIRECTORY", "DGM_SCRATCH")
-        local = given["local_directory"] or next(filter(None, map(environ.get, variables)), None)
+        local = given["local_directory"] or environ.get("DGM_SCRATCH")
         if not local and resolved is not None:
             local = resolved.local_directory
         kind = FOREIGN.kind if users_starter else launcher or where.batch.launcher
@@ -391,11 +382,6 @@ def _warnings(where: Allocation, starter: Starter, environ: Mapping[str, str]) -
         yield Problem(
             f"launch: DGM_SETUP: {setup!r} is not read: only job scripts source it",
             fix="source it before `launch`",
-        )
-    if kind == "srun" and 0 < (of_job := cpus_on_node(environ)) < where.ranks_per_node:
-        yield Problem(
-            f"launch: srun starts a rank for each core, and the job has {counted(of_job, 'core')} on this node",
-            fix="leave -n out, since one rank a node is enough, or request more cores (--cpus-per-task)",
         )
     cores = len(allowed_cpus())
     if starter.launcher is LOCAL and where.ranks > MOST_PER_CORE * cores:

@@ -215,7 +215,9 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
         return f"{error.format_message()} Fix: --directive={directive} for an option of the batch system"
     if flag in _flags_of(jobscript):
         fix = (
-            "leave it out, or set CUDA_VISIBLE_DEVICES" if "gpu" in name else "leave it out; jobscript has it"
+            "leave it out, or set CUDA_VISIBLE_DEVICES"
+            if name.startswith("gpus")
+            else "leave it out; jobscript has it"
         )
         return f"No such option {flag!r}. A job runs on all its nodes and GPUs. Fix: {fix}"
     return ""

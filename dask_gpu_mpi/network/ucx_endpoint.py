@@ -174,6 +174,7 @@ class Ucx:
         """
         task = asyncio.get_running_loop().create_task(self._outcome(operation))
         self._pending += 1
+        task.add_done_callback(self._done)
         if self._polls and (self._poller is None or self._poller.done()):
             self._poller = asyncio.get_running_loop().create_task(self._poll())
         return task
@@ -190,9 +191,10 @@ class Ucx:
             return "the event loop ends"
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        finally:
-            self._pending -= 1
         return ""
+
+    def _done(self, _: asyncio.Task[str]) -> None:
+        self._pending -= 1
 
     @property
     def broken(self) -> Collection[asyncio.Future[Any]]:

@@ -285,7 +285,7 @@ def launch_environment(
     changes |= launcher.environment(root=root)
     if family_of(library) == "cray":
         changes |= CRAY
-    if scratch := environ.get("DASK_GPU_MPI__LOCAL_DIRECTORY") or environ.get("DGM_SCRATCH"):
+    if scratch := environ.get("DGM_SCRATCH"):
         changes["DASK_GPU_MPI__LOCAL_DIRECTORY"] = scratch
     if batch.sends_signal:
         changes["DASK_GPU_MPI__WALLTIME_SIGNAL"] = environ.get("DASK_GPU_MPI__WALLTIME_SIGNAL") or "USR1"

@@ -7,6 +7,7 @@ Each command is a launcher, or the ranks. `Runner` passes signals on to it and r
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -156,9 +157,9 @@ class Runner:
                 f"launch: could not start {command[0]}: {error.strerror}",
                 fix="load the module of another MPI library, or set --launcher"
                 if not ranks
-                else "install it, or load its module"
-                if isinstance(error, FileNotFoundError)
-                else "raise the limits of processes and open files (ulimit -u, -n)",
+                else "raise the limits of processes and open files (ulimit -u, -n)"
+                if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+                else "install it, or load its module",
             ) from None
 
     def _note_end(self, got: signal.struct_siginfo) -> bool:
@@ -222,13 +223,12 @@ def run_launch(
                 time.sleep(LINGER)
             return 128 + runner.stopped_by if code == 75 and launch.batch.requeues_by_code else code
         if lost_node:
-            ends = " and the job is requeued" if requeues else ""
             fix = "" if requeues else ", and submit the job again"
             if launch.lingers:  # Slurm sends a signal without B: to the daemons of mpirun, which it kills
                 fix += "; after a signal before the walltime, request it as --signal=B:USR1@SECONDS"
             say(
                 f"error: launch: {launch.run[0]} exited with code {code}, but the job has not completed ({lost_node}); a node "
-                f"was lost{ends}. Fix: look for the node in the batch system's log{fix}"
+                f"was lost. Fix: look for the node in the batch system's log{fix}"
             )
         if requeue is not None and requeues:
             answer = requeue()  # the batch system may end this run by a signal at once

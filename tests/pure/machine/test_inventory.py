@@ -70,7 +70,6 @@ def test_gpus_that_it_should_see(environ: dict[str, str], count: int, source: st
     [
         ({"SLURM_JOB_ID": "7"}, True),
         ({"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": ""}, False),
-        ({"SLURM_JOB_ID": "7", "DGM_EXPECT_GPUS": "0"}, False),  # the job script of a job without GPUs
         ({}, False),
     ],
 )

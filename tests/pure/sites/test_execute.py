@@ -530,7 +530,7 @@ def test_mark_of_a_job_that_has_completed(ran: Ran, tmp_path: Path, code: int) -
     rc, lines = ran(f"os._exit({code})", mark=str(mark))
     assert rc == 75  # it can't go on without the node: it is requeued
     assert f"exited with code {code}, but the job has not completed" in lines[0]
-    assert "a node was lost and the job is requeued. Fix: look for the node" in lines[0]
+    assert "a node was lost. Fix: look for the node" in lines[0]
     assert lines[1:] == ["requeued"]
     # srun's signals kill mpirun's daemons on the other nodes
     assert "log; after a signal before the walltime, request it as --signal=B:USR1@" in "".join(
