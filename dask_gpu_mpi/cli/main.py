@@ -211,14 +211,16 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
     if is_jobscript and "--" not in arguments:
         return f"No such option {flag!r}. Fix: `--` before the script"
     if is_jobscript:
-        directive = f"{flag}=VALUE" if flag.startswith("--") else f"'{flag} VALUE'"
-        return f"{error.format_message()} Fix: --directive={directive} for an option of the batch system"
+        word = next(each for each in arguments if each.startswith(flag)).partition("=")[
+            0
+        ]  # -gpu is -g for click
+        directive = f"{word}=VALUE" if word.startswith("--") else f"'{word} VALUE'"
+        found = error.format_message() if error.possibilities else f"No such option {word!r}."
+        either = "that, or " if error.possibilities else ""
+        return f"{found} Fix: {either}--directive={directive} for an option of the batch system"
     if flag in _flags_of(jobscript):
-        fix = (
-            "leave it out, or set CUDA_VISIBLE_DEVICES"
-            if name.startswith("gpus")
-            else "leave it out; jobscript has it"
-        )
+        of_gpus = name.startswith("gpus") and arguments[0] != top.name
+        fix = f"leave it out{', or set CUDA_VISIBLE_DEVICES' if of_gpus else '; jobscript has it'}"
         return f"No such option {flag!r}. A job runs on all its nodes and GPUs. Fix: {fix}"
     return ""
 

@@ -266,7 +266,7 @@ def _on_client(client: Client, address: Any, kwargs: dict[str, Any]) -> dict[str
         if not (address or kwargs or configured):
             _warn_once(
                 "Client()",
-                "the job's cluster has ended, so Dask starts another one on this node. Fix: end the session after the last one",
+                "this program's session has ended, so Dask starts a cluster on this node. Fix: make clients before that",
             )
         return kwargs
     of = getattr(address, "scheduler_address", address)  # a cluster has one

@@ -124,7 +124,7 @@ class Program:
             what, words = "is a shell script", "give the Python script that it starts"
         else:
             return
-        if path in ("python", "python3", "dask-gpu-mpi", "srun", "mpirun", "mpiexec"):
+        if path in ("python", "python3", "bash", "sh", "dask-gpu-mpi", "srun", "mpirun", "mpiexec"):
             words = "give the script alone, without a command before it"
         meant = difflib.get_close_matches(path, commands)
         hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""

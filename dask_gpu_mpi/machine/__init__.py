@@ -54,11 +54,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Promise:
-    """The GPUs that a node should have, by a variable of the batch system or of CUDA."""
+    """The GPUs that a node should have, by a variable of the batch system or of CUDA, or by the driver."""
 
     #: Their number; 0: unknown, or the ranks must use none.
     count: int = 0
-    #: The variable and its value.
+    #: The variable and its value, or in words; empty: nothing is known.
     source: str = ""
     #: What helps if none is visible.
     fix: str = ""

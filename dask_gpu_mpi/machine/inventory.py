@@ -113,8 +113,8 @@ def _promise(environ: Mapping[str, str]) -> Promise:
     source = f"{variable}={count}"
     if not count and visible:
         count, source = visible.count(",") + 1, f"{VISIBLE_DEVICES}={visible}"
-    if not count and batch_job(environ) and os.path.isdir(DRIVER):
-        fix = "request them from the batch system (--gpus-per-node), and let a container see them"
+    if not count and batch_job(environ) and environ.get("DGM_EXPECT_GPUS") != "0" and os.path.isdir(DRIVER):
+        fix = "request them from the batch system, and let a container see them"
         return Promise(0, "the node has GPUs of NVIDIA", fix)
     if not count:
         return NO_PROMISE

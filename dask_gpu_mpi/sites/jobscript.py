@@ -307,7 +307,7 @@ def _settings(job: JobRequest, form: ScriptFormat, launcher: str) -> list[str]:
     if job.setup is not None:
         settings["SETUP"] = job.setup
     told = form.tells_gpus and "--gpus-per-node=" not in job.directives
-    if job.gpus_per_node and not job.gpus and not told:
+    if not job.gpus_per_node or not (job.gpus or told):
         settings["EXPECT_GPUS"] = str(job.gpus_per_node)
     if job.launcher and launcher not in form.default_launchers:
         settings["LAUNCHER"] = launcher

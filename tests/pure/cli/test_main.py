@@ -184,7 +184,7 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
     ("words", "message"),
     [
         ("jobscript slurm --gpus-per-node 0 my.py --epochs 3", "No such option '--epochs'. Fix: `--` before the script"),
-        ("jobscript slurm --gres gpu:4 -- my.py", " Fix: --directive=--gres=VALUE for an option of the batch system"),
+        ("jobscript slurm --gres gpu:4 -- my.py", "'--nodes'?) Fix: that, or --directive=--gres=VALUE for an option of the"),
         ("jobscript slurm -J x -- my.py", "No such option '-J'. Fix: --directive='-J VALUE' for an option of the batch"),
         ("jobscript slurm --container x -- my.py", "--container is an option of launch. Fix: put it behind --, before"),
         ("top --interval slow", "'slow' is not a number of 0.5 to 3600"),

@@ -78,7 +78,7 @@ def test_a_client_after_the_end_of_the_cluster_would_start_one_of_dask(
     with dask.config.set({"scheduler-address": configured}):
         for _ in range(2):
             assert dask_client._on_client(Client(), address, kwargs) == kwargs
-    text = "dask_gpu_mpi: warning: Client(): the job's cluster has ended, so Dask starts another one on this node. Fix: "
+    text = "dask_gpu_mpi: warning: Client(): this program's session has ended, so Dask starts a cluster on this node. Fix: "
     assert capsys.readouterr().err.count(text) == is_told
 
 

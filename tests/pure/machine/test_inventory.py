@@ -70,6 +70,7 @@ def test_gpus_that_it_should_see(environ: dict[str, str], count: int, source: st
     [
         ({"SLURM_JOB_ID": "7"}, True),
         ({"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": ""}, False),
+        ({"SLURM_JOB_ID": "7", "DGM_EXPECT_GPUS": "0"}, False),  # the job script of a job without GPUs
         ({}, False),
     ],
 )
@@ -79,7 +80,7 @@ def test_job_that_has_not_requested_the_gpus_of_its_node(
     monkeypatch.setattr(inventory.os.path, "isdir", lambda path: path == inventory.DRIVER)
     promise = take_inventory(0, 1, environ, (), pid=1).promise
     assert (promise.count, promise.source) == (0, "the node has GPUs of NVIDIA" if is_told else "")
-    assert ("--gpus-per-node" in promise.fix) == is_told
+    assert ("from the batch system" in promise.fix) == is_told
 
 
 @pytest.mark.parametrize(

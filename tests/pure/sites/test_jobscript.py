@@ -140,9 +140,9 @@ def test_directives_that_others_replace(words: str, there: str, gone: str) -> No
 
 def test_first_line_and_settings_of_a_job() -> None:
     assert "\n# 8 GPUs. Made by" in script("slurm --gpus 8 --time 60")
-    for system in ("pbs", "lsf", "flux"):
-        assert "export DGM_EXPECT_GPUS=4" in script(f"{system} {SHAPE}")
-        assert "DGM_EXPECT_GPUS" not in script(f"{system} {SHAPE} --gpus-per-node 0")
+    for system in ("slurm", "pbs", "lsf", "flux"):
+        assert ("export DGM_EXPECT_GPUS=4" in script(f"{system} {SHAPE}")) == (system != "slurm")
+        assert "export DGM_EXPECT_GPUS=0" in script(f"{system} {SHAPE} --gpus-per-node 0")
     assert "DGM_LAUNCHER=" not in script(f"pbs {SHAPE}")
 
 
