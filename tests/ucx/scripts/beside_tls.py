@@ -2,6 +2,7 @@ import sys
 import time
 
 import dask.array as da
+import numpy as np
 from distributed import Client, wait
 
 from support.jobs.scripts.tell import looks, tell
@@ -37,7 +38,19 @@ def listening(dask_worker):
     return [f"{place.ip}:{place.port}" for place in found if place.port not in own]
 
 
+def meet(client):
+    """Each worker gets an array of each other one."""
+    workers = [*client.run(int)]
+    arrays = [client.scatter(np.ones(100_000), workers=[worker], hash=False) for worker in workers]
+    sums = [
+        client.submit(lambda *parts: sum(map(np.sum, parts)), *arrays, workers=[worker], pure=False)
+        for worker in workers
+    ]
+    assert client.gather(sums) == [len(workers) * 100_000] * len(workers)
+
+
 def work(client):
+    meet(client)
     x = da.random.random((2_000, 2_000), chunks=500).persist()
     wait(x)
     total, twice = (float(value) for value in client.gather(client.compute([x.sum(), (x + x.T).sum()])))
