@@ -1,4 +1,7 @@
-"""Errors that travel between ranks, the one report that is made of them, and where it is printed."""
+"""Errors that travel between ranks, the one report that is made of them, and where it is printed.
+
+Ranks and agents make them, `startup.coordinator` makes the report, and `job.entering` prints it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Text for people, of which all modules make their messages and tables.
 
-In this order: texts of others that are safe to print, the end of processes, many numbers or names in short, bytes, and tables.
+In this order: texts of others that are safe to print, errors and the end of processes, times and counts, many numbers or names in
+short, bytes, and tables.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from dask_gpu_mpi.mpi.launcher import end_job
 from dask_gpu_mpi.mpi.neighbours import kill_rank
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.options.convert import loaded_config
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.messages import COORDINATOR, Configuration, Kind
 
@@ -113,7 +114,7 @@ class Member:
         self._has_client = has_client
         if leave_open and joined.world.is_own and joined.size > 1:
             atexit.register(self.abort_after_failure)  # before mpi4py's own, which finalizes MPI
-        #: The script runs its `finally` after a signal; and this rank has reported its own signal.
+        #: Whether the script runs its `finally` after a signal, and whether this rank has reported its own signal.
         self._script_cleans_up = self._signal_reported = False
         self._parent = os.getppid()
         self.launched = launchers.detect(joined.environ) is not None
@@ -417,7 +418,7 @@ class RankAgents:
             agent = AgentProcess(joined.environ)
         except OSError as error:  # no descriptors, no memory: perhaps later
             say(f"the agent of {self.of} could not be started ({error.strerror})")
-            self._due = time.monotonic() + DELAYS[2]
+            self._due = time.monotonic() + DELAYS[-1]
             return
         self.present = agent
         agent.begin(joined.options, joined.environ, inspect_gpus=False)
@@ -467,7 +468,7 @@ class RankAgents:
 
 
 def configuration(
-    options: Any, environ: Mapping[str, str], *, leave_open: bool, **more: Any
+    options: Options, environ: Mapping[str, str], *, leave_open: bool, **more: Any
 ) -> Configuration:
     """The settings of an agent, with the Dask configuration of this process."""
     from dask_gpu_mpi.job.program import libraries_of_script

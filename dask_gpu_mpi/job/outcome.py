@@ -95,7 +95,7 @@ def noted() -> Outcome | None:
 
 
 def failure() -> int | None:
-    """The exit code of this process, which ends now, if an exception or a signal ends it; None: neither does, or with 0.
+    """The exit code with which an exception or a signal ends this process now; None: neither does, or the code is 0.
 
     Python keeps no code of a SystemExit: that of `sys.exit` in a script which calls `initialize` is not known.
     """

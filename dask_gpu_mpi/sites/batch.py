@@ -85,7 +85,7 @@ class BatchSystem:
     signals_all = False
     #: Whether it requeues a job by the exit code alone. A cancelled job must then end with another code.
     requeues_by_code = False
-    #: Whether a requeued job keeps its number, and `requeue` returns None only for such a job.
+    #: Whether a requeued job keeps its number, and `requeue` returns None only for such a job. Then copies of `--stage` stay.
     keeps_number = False
     #: Variables that ranks on other nodes need, though most of the batch system's must not be copied there.
     forwarded: frozenset[str] = frozenset()
@@ -202,7 +202,7 @@ class Requeue:
                 f"launch: not requeued: {file} can't be written ({error.strerror}), so restarts can't be counted"
             )
             return 1
-        return None if self.may_restart(count - 1) else 1
+        return None if self.may_restart(count - 1) else 1  # without the line of this end
 
 
 # The batch system, and the job, of this process.

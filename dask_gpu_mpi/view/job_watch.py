@@ -1,7 +1,8 @@
 """In the scheduler's process: the warnings of a run, and the answer with the facts of the job (`FACTS_OPERATION`).
 
 `agent.scheduler` attaches the `JobWatch`. `top` (`view.snapshot`) and the report (`view.recorder`) show its warnings: workers
-that were lost or paused, tasks that no worker can run, and the scheduler's own log lines.
+that were lost or paused, tasks that no worker can run, and the scheduler's own log lines. It also tells whether there has been a
+client, and refuses an engine that would wait forever for CPU workers.
 """
 
 from __future__ import annotations

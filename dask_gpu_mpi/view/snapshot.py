@@ -45,6 +45,7 @@ class Row:
     address: str | None = None
     #: distributed's word (``"running"``, ``"paused"``...); if it is gone ``"lost"``, or ``"closed"`` if that was requested.
     status: str = "lost"
+    #: Its GPU's place on the node, and UUID.
     gpu_index: int | None = None
     device: str | None = None
     #: Percent.
@@ -119,7 +120,8 @@ def snapshot_of(identity: Mapping[str, Any], job: Mapping[str, Any] | None, now:
                 status = "closed" if name in job.get("retired", ()) else "lost"
                 rows += _rows_without_worker(planned.host, name, gpus, status)
     joined: list[Row] = []
-    for name, (address, worker) in workers.items():  # from another job, or not started by us
+    # from another job, or not started by us: they may have a GPU that we do not know, whose figures are shown
+    for name, (address, worker) in workers.items():
         joined += _rows_of(str(worker.get("host", "")), name, [(None, None)], address, worker)
     rows += sorted(joined, key=lambda row: (row.node, natural_sort_key(row.worker)))
     return Snapshot(
@@ -276,6 +278,7 @@ class Link:
                 job = None
                 if self._ours is not False:
                     job = await self._ask(FACTS_OPERATION)
+            # distributed answers an unknown operation with a status
             self._ours = isinstance(job, dict) and "status" not in job
             snapshot = snapshot_of(identity, job if self._ours else None, time.time())
         except Exception as error:
