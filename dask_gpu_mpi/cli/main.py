@@ -211,9 +211,8 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
     if is_jobscript and "--" not in arguments:
         return f"No such option {flag!r}. Fix: `--` before the script"
     if is_jobscript:
-        word = next(each for each in arguments if each.startswith(flag)).partition("=")[
-            0
-        ]  # -gpu is -g for click
+        # for click -gpu is -g
+        word = next((each for each in arguments if each.startswith(flag)), flag).partition("=")[0]
         directive = f"{word}=VALUE" if word.startswith("--") else f"'{word} VALUE'"
         found = error.format_message() if error.possibilities else f"No such option {word!r}."
         either = "that, or " if error.possibilities else ""
