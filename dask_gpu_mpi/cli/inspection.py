@@ -1,6 +1,7 @@
 """The commands that inspect: an allocation, before its job (``plan``, ``check``), or a running cluster (``top``).
 
-Their work is done in `dask_gpu_mpi.plan`, `dask_gpu_mpi.check` and `dask_gpu_mpi.cli.live_view`, which are imported when needed.
+Their work is done in `dask_gpu_mpi.plan`, `dask_gpu_mpi.check` and `dask_gpu_mpi.cli.live_view`, mostly imported
+when needed.
 """
 
 from __future__ import annotations

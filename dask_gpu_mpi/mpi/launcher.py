@@ -38,7 +38,7 @@ def end_job(code: int, environ: Mapping[str, str]) -> NoReturn:
     """
     look_after_launcher()
     flush()
-    # In one of ten jobs, MPICH's launcher ended because of an abort before it had printed that output.
+    # In one of ten jobs, MPICH's launcher ended because of an abort before it had printed what this rank had just written.
     wait_until_read((1, 2), READING)
     try:
         launched = detect(environ)

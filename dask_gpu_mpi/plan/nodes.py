@@ -124,7 +124,7 @@ def short(size: int) -> str:
 
 
 def cores_of(worker: WorkerPlan) -> str:
-    """The cores that a worker may use; empty: unknown."""
+    """The cores that a worker may use, its NUMA node and network devices, in words; empty: unknown."""
     return _near(worker.cpus, worker.numa, worker.nics)
 
 

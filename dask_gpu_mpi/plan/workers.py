@@ -1,4 +1,7 @@
-"""The hosts of a job and their workers: the name, GPUs, cores, threads and memory of each, and how GPUs are divided."""
+"""The hosts of a job and their workers: the name, GPUs, cores, threads and memory of each, and how GPUs are divided.
+
+For `plan.planner`.
+"""
 
 from __future__ import annotations
 
@@ -268,7 +271,7 @@ def divide_gpus(
 ) -> dict[int, list[tuple[Gpu, ...]]]:
     """Divide a host's GPUs among the ranks that take workers on it: for each rank the GPUs of each of its workers, perhaps none.
 
-    The ranks are in order, the GPUs in the order of their index; each that a rank sees is among them. Each worker gets `each`
+    The ranks are in order, the GPUs in that of the PCI bus; each that a rank sees is among them. Each worker gets `each`
     GPUs. A PlacementError if two ranks see some of the same GPUs, but not all; or if what a rank sees does not make full
     groups.
     """
@@ -354,6 +357,7 @@ def _places(cores: Sequence[frozenset[int]], ranks: Sequence[Inventory]) -> list
     order = sorted(range(len(cores)), key=lambda number: len(near[number]))
     chosen: dict[int, int] = {}
     counts: Counter[int] = Counter()
+    # `extra` ranks may have one more than `share`; once so many do (`larger`), all others stop at `share`.
     # First near ranks are filled up to their share, then `extra` of them with one more, then the others alike.
     for places, most in ((near, share), (near, share + 1), (anywhere, share), (anywhere, share + 1)):
         for number in order:

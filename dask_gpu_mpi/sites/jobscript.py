@@ -32,7 +32,7 @@ _UNITS = {"D": (86400, 0), "H": (3600, 24), "M": (60, 60), "S": (1, 60)}
 class JobRequest:
     """The request and the program of a job script."""
 
-    #: A name in `SYSTEMS`.
+    #: A name in `SCRIPTED`.
     system: str
     #: The script and its arguments, after options of ``dask-gpu-mpi launch`` if there are any.
     program: tuple[str, ...]
@@ -52,7 +52,7 @@ class JobRequest:
     cpus_per_gpu: int | None = None
     #: Whether other jobs may use the rest of the nodes; `cpus_per_node` is then set.
     shared: bool = False
-    #: Texts for the options in `BatchSystem.words`; without one, the user's or the site's default applies.
+    #: Texts for the options in `ScriptFormat.words`; without one, the user's or the site's default applies.
     words: Mapping[str, str] = field(default_factory=dict)
     #: One of the system's; None: its first.
     launcher: str | None = None

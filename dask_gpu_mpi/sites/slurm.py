@@ -1,4 +1,4 @@
-"""Slurm: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"."""
+"""Slurm: its jobs for `launch`, and its job scripts. Source: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ def _for_mpirun(
     changes: dict[str, str | None] = {"SLURM_CPU_BIND": "none"}
     bootstrap = _BOOTSTRAP.get(launcher, "")
     if bootstrap and bootstrap not in environ and not ask(["srun", "--version"]):
-        changes[bootstrap] = "ssh"  # it uses none for its own node
+        changes[bootstrap] = "ssh"  # Hydra uses no ssh for its own node
     on_node, per_node = _count(environ, GPUS_ON_NODE) or 0, _count(environ, "SLURM_GPUS_PER_NODE")
     # a step of srun has all GPUs of the job, and nodes may differ in number
     if on_node and "SLURM_GPUS_PER_TASK" in environ:
         changes["SLURM_GPUS_PER_NODE"], per_node = str(on_node), on_node
     if per_node is not None and per_node > on_node:
         changes["SLURM_GPUS_PER_NODE"] = None
-    if copies:
+    if copies:  # this node's GPUs are not those of the others
         return changes | {"CUDA_VISIBLE_DEVICES": None}
     if per_node is not None and per_node < on_node:
         # in an exclusive job this node has all its GPUs, and srun gives the other nodes the requested number

@@ -203,7 +203,7 @@ class _Worker:
     def _report_death(self, nanny: Any, pid: int, code: int | None) -> None:
         how = "died" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
         output = logs.last_output(self._scratch, pid)[-MOST_OUTPUT:]
-        # Dask's own line has neither
+        # Dask's own line has neither the worker's name nor its host
         say(
             f"warning: the process of worker {self.plan.name} ended on {socket.gethostname()} ({how}), and its tasks run again. "
             "Fix: after signal 9 most often smaller chunks or more memory, otherwise its last lines show the cause"

@@ -30,7 +30,7 @@ _NAMES = (
 )  # fmt: skip
 #: For files: independent of the locale, and able to write names of files that are not UTF-8.
 _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
-#: Of each process's last output: the records that are kept, and the characters of each.
+#: Of each process's last output: the records that are kept, and the lines of these that are reported; characters of a record.
 _LINES, _RECORD = 5, 1 << 14
 #: Shared with every process forked from here: a one means that the job is ending, and that a full disk was reported.
 _ending, _full_reported = mmap.mmap(-1, 1), mmap.mmap(-1, 1)

@@ -44,10 +44,11 @@ MODULE_LISTS = ("pre_import", "rmm_allocator_external_lib_list")
 
 
 def read_worker_options(worker_class: str | type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the names of the options for a class, before anything starts; raises an OptionError.
+    """Check the options for a class, before anything starts; raises an OptionError.
 
-    A nested ``worker_class`` is imported. Values are for the class, whose error the agent reports. A class of the user's with
-    ``**kwargs`` accepts all names. For ``"auto"`` the plan chooses CUDAWorker or Nanny, and one of them must accept the options.
+    A nested ``worker_class`` is imported. Most values are for the class, whose error the agent reports. A class of the user's
+    with ``**kwargs`` accepts all names. For ``"auto"`` the plan chooses CUDAWorker or Nanny, and one of them must
+    accept the options.
 
     >>> from distributed import Nanny
     >>> read_worker_options(Nanny, {"preload": "setup.py"})
@@ -343,7 +344,7 @@ PROPOSED_FRACTION = 0.9
 
 
 def device_sizes(asked: Mapping[str, Any], worker: WorkerPlan) -> dict[str, int]:
-    """Bytes of a worker's own device for each size of `DEVICE_SIZES` in its options `asked`; ``device_memory_limit`` always.
+    """Bytes of a worker's own device for each size of `DEVICE_SIZES` in its options `asked`; ``device_memory_limit`` too.
 
     If the memory of the device is unknown, there are none: dask-cuda reads the sizes. None for a size leaves it to dask-cuda.
     Raises an OptionError for a value that is no size, and for one that the GPU does not have, which RMM would report in a
