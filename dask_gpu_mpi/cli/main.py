@@ -214,9 +214,12 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
         # for click -gpu is -g
         word = next((each for each in arguments if each.startswith(flag)), flag).partition("=")[0]
         directive = f"{word}=VALUE" if word.startswith("--") else f"'{word} VALUE'"
-        found = error.format_message() if error.possibilities else f"No such option {word!r}."
-        either = "that, or " if error.possibilities else ""
-        return f"{found} Fix: {either}--directive={directive} for an option of the batch system"
+        found = (
+            f"{error.format_message()} Fix: that, or"
+            if error.possibilities
+            else f"No such option {word!r}. Fix:"
+        )
+        return f"{found} --directive={directive} for an option of the batch system"
     if flag in _flags_of(jobscript):
         of_gpus = name.startswith("gpus") and arguments[0] != top.name
         fix = f"leave it out{', or set CUDA_VISIBLE_DEVICES' if of_gpus else '; jobscript has it'}"

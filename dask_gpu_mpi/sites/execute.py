@@ -153,14 +153,13 @@ class Runner:
             stdin = None if has_input else subprocess.DEVNULL
             return subprocess.Popen(command, env=dict(environ), stdin=stdin, preexec_fn=prepare)
         except OSError as error:
-            raise LauncherError(
-                f"launch: could not start {command[0]}: {error.strerror}",
-                fix="load the module of another MPI library, or set --launcher"
-                if not ranks
-                else "raise the limits of processes and open files (ulimit -u, -n)"
-                if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE)
-                else "install it, or load its module",
-            ) from None
+            if not ranks:
+                fix = "load the module of another MPI library, or set --launcher"
+            elif error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):
+                fix = "raise the limits of processes and open files (ulimit -u, -n)"
+            else:
+                fix = "install it, or load its module"
+            raise LauncherError(f"launch: could not start {command[0]}: {error.strerror}", fix=fix) from None
 
     def _note_end(self, got: signal.struct_siginfo) -> bool:
         """Note a signal that ends the job; whether the child needs it: a terminal's Ctrl-C has reached the child as well."""
