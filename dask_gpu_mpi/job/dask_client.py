@@ -12,6 +12,7 @@ import inspect
 import logging
 import os
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -116,6 +117,9 @@ def client_with_link(link: str | None) -> type[Client]:
     return ClientWithLink
 
 
+#: Dask's schedulers within one process or node that a script may request, and the modules that run them.
+_LOCAL_SCHEDULERS = {"threads": "dask.threaded", "processes": "dask.multiprocessing"}
+
 # The script's use of Dask: `Client` and `LocalCluster` are replaced, once in this process, by methods that note and correct it.
 
 
@@ -143,6 +147,13 @@ class DaskUse:
 
     def _on_local_computation(self, graph: Any) -> None:
         self.has_computed_locally = True
+        # A script that was made for one machine may request one of these; libraries compute small things with "sync".
+        if any(client.status == "running" for client in _clients):
+            modules = {frame.f_globals.get("__name__") for frame, _ in traceback.walk_stack(None)}
+            for scheduler, module in _LOCAL_SCHEDULERS.items():
+                if module in modules:
+                    text = f"{scheduler} compute in the script's own process, without the workers. Fix: leave scheduler= out"
+                    _warn_once(f'scheduler="{scheduler}"', text)
 
     def on_client(self) -> None:
         """Note that the script makes a client of the cluster."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import dask
+import distributed
 import pytest
 
 from dask_gpu_mpi.job import dask_client
 from dask_gpu_mpi.job.dask_client import DaskSettings
 from support.mocks.inputs import plan_of, worker_plan
 
+#: Its defaults belong to the configuration.
+assert distributed.config
 HERE = "tls://here:1"
 
 
@@ -80,6 +83,35 @@ def test_a_client_after_the_end_of_the_cluster_would_start_one_of_dask(
             assert dask_client._on_client(Client(), address, kwargs) == kwargs
     text = "dask_gpu_mpi: warning: Client(): this program's session has ended, so Dask starts a cluster on this node. Fix: "
     assert capsys.readouterr().err.count(text) == is_told
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "status", "is_told"),
+    [
+        ("threads", "running", True),
+        ("processes", "running", True),
+        ("sync", "running", False),
+        ("threads", "closed", False),
+    ],
+)
+def test_a_computation_beside_a_client_without_the_workers(
+    clients: list[Client],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    scheduler: str,
+    status: str,
+    is_told: bool,
+) -> None:
+    monkeypatch.setattr(dask_client, "_warned", set())
+    clients.append(Client(status))
+    use = dask_client.DaskUse(HERE, lambda: None)
+    try:
+        for _ in range(2):
+            assert dask.delayed(int)("3").compute(scheduler=scheduler, num_workers=1) == 3
+    finally:
+        use.stop()
+    assert use.has_computed_locally
+    assert capsys.readouterr().err.count(f'dask_gpu_mpi: warning: scheduler="{scheduler}": ') == is_told
 
 
 SETTINGS = {"scheduler-address": "tls://h:1", "distributed.probe.a": 1, "gpu-probe": 3}
