@@ -114,7 +114,7 @@ class _Jobscript(HelpCommand):
     short=("nodes", "gpus_per_node", "time", "account", "queue", "setup", "save", "submits"),
     examples=(
         "dask-gpu-mpi jobscript slurm -N 2 --gpus-per-node 4 -t 01:00:00 -- analysis.py",
-        "dask-gpu-mpi jobscript pbs -N 2 --gpus-per-node 4 --submit -- analysis.py",
+        "dask-gpu-mpi jobscript pbs -N 2 --gpus-per-node 4 -t 1:00:00 --submit -- my.py",
     ),
 )
 @click.argument(

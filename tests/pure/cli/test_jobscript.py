@@ -344,3 +344,10 @@ def test_file_that_can_not_be_used(here: Path, text: str | None, message: str) -
     else:
         (here / "bad.yaml").write_text(text)
     assert message in script(f"--site bad.yaml {ONE}", rc=2)
+
+
+@pytest.mark.parametrize("example", cli.commands["jobscript"].examples)  # type: ignore[attr-defined]
+def test_the_examples_of_the_help_are_complete(example: str, here: Path) -> None:
+    (here / "analysis.py").touch()
+    words = shlex.split(example.replace(" --submit", ""))[1:]
+    assert CliRunner().invoke(cli, words).exit_code == 0
