@@ -12,6 +12,7 @@
 program=("$@")
 ((${#program[@]})) || { echo "usage: flux batch [OPTIONS] flux.sh SCRIPT ARGS..." >&2; exit 2; }
 # program=(--launcher-option=--signal=USR1@120 "${program[@]}")  # a signal to all ranks before the walltime
+[[ ${FLUX_URI:-} ]] || { echo "this is no job of Flux. Fix: submit this script by flux batch" >&2; exit 2; }
 set --  # a sourced file takes the arguments for its own
 # Your environment, here or in a file that DGM_SETUP names:
 # module load cuda

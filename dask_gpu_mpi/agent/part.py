@@ -491,8 +491,9 @@ class Part:
         # one that runs already may be busy
         (why,) = await connection_errors([start.address], patient=not self._options.scheduler)
         if why:
+            scheduler = f"the scheduler at {start.address.partition('://')[2]} ({start.scheduler})"
             raise unreachable(
-                f"the scheduler at {start.address.partition('://')[2]} ({start.scheduler})", why
+                scheduler, why, "" if self._options.scheduler else "check that the other job still runs, "
             )
 
     async def _reach_peers(self, peers: Sequence[Node]) -> None:

@@ -44,12 +44,13 @@ def run_check(
     kernel: bool,
     show: Callable[[Report], None],
     expect_gpus: int | None = None,
+    check: Callable[[int, Options], None] | None = None,
 ) -> int:
     """Start the job, run the tasks, and return the exit code of this rank. `show` prints the report, on one rank.
 
     `kernel`: run a kernel on each GPU. `expect_gpus`: GPUs that each node must have (None: as many as the batch system has
-    allocated). Raises a DaskGpuMpiError on all ranks if the start fails. It is reported then: by `show`, or as one line if the
-    options can't be used.
+    allocated). `check`: as for `start`. Raises a DaskGpuMpiError on all ranks if the start fails. It is reported then: by `show`,
+    or as one line if the options can't be used.
     """
     began = time.monotonic()
 
@@ -63,7 +64,7 @@ def run_check(
     prepare_process()
     with report_by(show_failure):
         try:
-            member, session = start(lambda: options_of_check(read_options()), quiet=True)
+            member, session = start(lambda: options_of_check(read_options()), check=check, quiet=True)
         except DaskGpuMpiError as error:
             report_error(error)  # of a rank that has not met the others
             raise

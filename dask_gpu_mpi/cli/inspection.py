@@ -160,12 +160,13 @@ def check(
 ) -> None:
     """Check whether a job in this allocation would work: start its cluster, run small tasks on its workers, end it.
 
-    Give it the arguments that the job will have after `run`. SCRIPT is ignored. Takes as long as the start, and at most 15
-    seconds more; then ends with code 1 if something is wrong (red), else 0.
+    Give it the arguments that the job will have after `run`. SCRIPT does not run. Takes as long as the start, and at most
+    15 seconds more; then ends with code 1 if something is wrong (red), else 0.
     """
     from dask_gpu_mpi.check.report import as_data
     from dask_gpu_mpi.check.report import display as display_report
     from dask_gpu_mpi.check.run import run_check
+    from dask_gpu_mpi.job.program import Program
 
     def print_report(report: Report) -> None:
         if as_json:
@@ -173,9 +174,18 @@ def check(
         else:
             show(display_report(report, terminal=is_terminal()))
 
-    given, _ = split_run(given, program)
+    given, words = split_run(given, program)
     try:
-        code = run_check(lambda: read_texts(given), kernel=kernel, show=print_report, expect_gpus=expect_gpus)
+        script = (
+            Program.of(words) if words and words[0] != "-m" else None
+        )  # a module is found by a path that is not set here
+        code = run_check(
+            lambda: read_texts(given),
+            kernel=kernel,
+            show=print_report,
+            expect_gpus=expect_gpus,
+            check=None if script is None else script.check_on,
+        )
     except DaskGpuMpiError as error:
         report_error(error)
         # 2 is for options that can't be used; all else is a finding

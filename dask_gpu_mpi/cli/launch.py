@@ -188,7 +188,7 @@ def launch(
             click.echo(os.fsencode(as_text(commands, str(where), *notes)))  # names of files may not be UTF-8
             code = 0
         else:
-            for problem in _warnings(where, starter, environ):
+            for problem in _warnings(where, starter, environ, program):
                 say(f"warning: {problem}")
             # even for 0 restarts: a batch system that requeues by the exit code must not do it
             again = None
@@ -366,7 +366,9 @@ def _launcher_command(text: str, excluded: Mapping[str, object]) -> tuple[Starte
     return Starter(FOREIGN, path), words[1:]
 
 
-def _warnings(where: Allocation, starter: Starter, environ: Mapping[str, str]) -> Iterator[Problem]:
+def _warnings(
+    where: Allocation, starter: Starter, environ: Mapping[str, str], program: Sequence[str]
+) -> Iterator[Problem]:
     """Warnings of ranks that the user may not expect."""
     from dask_gpu_mpi.machine.cgroups import allowed_cpus
 
@@ -382,6 +384,11 @@ def _warnings(where: Allocation, starter: Starter, environ: Mapping[str, str]) -
         yield Problem(
             f"launch: DGM_SETUP: {setup!r} is not read: only job scripts source it",
             fix="source it before `launch`",
+        )
+    if starter.launcher is LOCAL and where.ranks == 1 and not is_given("ranks") and "-n" in program[1:]:
+        yield Problem(
+            "launch: one rank starts: -n comes after the script, which gets it",
+            fix="options of launch before the script",
         )
     cores = len(allowed_cpus())
     if starter.launcher is LOCAL and where.ranks > MOST_PER_CORE * cores:

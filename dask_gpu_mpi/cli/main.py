@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -115,11 +116,6 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
 
     program: Program | None = None
 
-    def check_client(rank: int, options: Options) -> None:
-        if program is not None and rank == options.script_rank:
-            program.check(cli.commands)
-            program.check_syntax()
-
     def options() -> Options:
         if program is not None:
             program.check_name()  # before Dask is imported
@@ -128,11 +124,11 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
     prepare_process()
     try:
         program = Program.of(words) if words else None
+        check = None
         if program is not None:
             program.prepare()
-        member, session = start(
-            options, check=check_client if words else None, has_client=program is not None, by_command=True
-        )
+            check = partial(program.check_on, commands=cli.commands)
+        member, session = start(options, check=check, has_client=program is not None, by_command=True)
         if session is None or program is None:
             code = member.serve()
             if program is None and member.joined.is_client:

@@ -283,6 +283,17 @@ def _on_client(client: Client, address: Any, kwargs: dict[str, Any]) -> dict[str
     of = getattr(address, "scheduler_address", address)  # a cluster has one
     if not isinstance(of, str) or of == use.address:
         use.on_client()
+    elif isinstance(address, str) and not address.startswith("tls:") and not use.has_other_cluster:
+        # not of `connect`, nor of a cluster of which it was warned
+        _warn_once(
+            f"Client({address!r})", "this is not the address of the job's cluster. Fix: client = Client()"
+        )
+    file = kwargs.get("scheduler_file")
+    if file and not os.path.exists(file):
+        _warn_once(
+            f"Client(scheduler_file={file!r})",
+            "Dask waits for this file, which does not exist. Fix: client = Client(), which connects to the job's cluster",
+        )
     return _without_cluster_options(kwargs) if address is None and configured == use.address else kwargs
 
 

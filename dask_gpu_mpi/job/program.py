@@ -22,10 +22,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.machinery import BuiltinImporter, SourceFileLoader
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import outcome
+
+if TYPE_CHECKING:
+    from dask_gpu_mpi.options.model import Options
 
 #: Libraries that Dask's processes import, and modules of Python's own that users may choose as a name. The script's folder is
 #: searched first, so a script must have another name.
@@ -37,6 +40,8 @@ _RESERVED = (
 )  # fmt: skip
 #: Python's file name of the code of ``-c``.
 _COMMAND = "<string>"
+#: The fix for a shell script.
+_NOT_SHELL = "give the Python script that it starts; the batch system takes job scripts (sbatch, qsub)"
 
 
 class ProgramKind(Enum):
@@ -121,11 +126,15 @@ class Program:
             what = "is a notebook"
             words = f"give -m nbconvert --execute --to notebook {path}"
         elif path.endswith((".sh", ".bash", ".sbatch")):
-            what, words = "is a shell script", "give the Python script that it starts"
+            what, words = "is a shell script", _NOT_SHELL
         else:
             return
         if path in ("python", "python3", "bash", "sh", "dask-gpu-mpi", "srun", "mpirun", "mpiexec"):
             words = "give the script alone, without a command before it"
+        self._refuse(what, words, commands)
+
+    def _refuse(self, what: str, words: str, commands: Collection[str] = ()) -> NoReturn:
+        path = self.text
         meant = difflib.get_close_matches(path, commands)
         hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""
         raise InputError(
@@ -159,6 +168,12 @@ class Program:
             paths = [path for path in paths if path in here]
         return "" if sys.flags.safe_path else next(filter(os.path.isfile, paths), "")
 
+    def check_on(self, rank: int, options: Options, commands: Collection[str] = ()) -> None:
+        """Raise an error if `rank` is to run the program and can't; `commands` as of `check`."""
+        if rank == options.script_rank:
+            self.check(commands)
+            self.check_syntax()
+
     def check_syntax(self) -> None:
         """Raise a StartupError after Python's own report, if Python can't compile a script or the code of ``-c``.
 
@@ -167,10 +182,13 @@ class Program:
         if self.kind not in (ProgramKind.SCRIPT, ProgramKind.CODE):
             return
         try:
+            text, name = self._code()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they come when it runs
-                _compiled(*self._code())
+                _compiled(text, name)
         except SyntaxError as error:
+            if isinstance(text, bytes) and re.match(rb"#!.*sh\s", text):
+                self._refuse("is a shell script", _NOT_SHELL)
             sys.excepthook(SyntaxError, error.with_traceback(None), None)
             raise StartupError(
                 f"{'-c' if self.kind is ProgramKind.CODE else f'script {self.text!r}'}: Python can't compile it",

@@ -110,16 +110,20 @@ def _promise(environ: Mapping[str, str]) -> Promise:
     if sees_none(visible):
         return NO_PROMISE
     count, variable = gpus_on_node(environ)
-    source = f"{variable}={count}"
+    source, fix = f"{variable}={count}", why_none(environ, INSPECT_COMMAND)
     if not count and visible:
         count, source = visible.count(",") + 1, f"{VISIBLE_DEVICES}={visible}"
+        fix = f"correct or unset it; or {fix}"
     if not count and batch_job(environ) and environ.get("DGM_EXPECT_GPUS") != "0" and os.path.isdir(DRIVER):
-        fix = "request them from the batch system, and let a container see them"
-        return Promise(0, "the node has GPUs of NVIDIA", fix)
+        return Promise(
+            0,
+            "the node has GPUs of NVIDIA",
+            "request them from the batch system, and let a container see them",
+        )
     if not count:
         return NO_PROMISE
     # `launch` sets such a variable on nodes that the job shares
-    return Promise(count, source, why_none(environ, INSPECT_COMMAND), is_shared=variable.startswith("DGM_"))
+    return Promise(count, source, fix, is_shared=variable.startswith("DGM_"))
 
 
 # Inventories of a hypothetical allocation, for ``plan --nodes N ...``.

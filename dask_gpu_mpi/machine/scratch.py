@@ -148,7 +148,7 @@ def make_scratch(path: str) -> None:
     except OSError as error:
         raise InputError(
             f"the local directory {parent!r} can't be written ({error.strerror})",
-            fix="give a writable one of that node with local_directory (--local-directory)",
+            fix="give a writable one of that node with local_directory (--local-directory; variables: DGM_SCRATCH, TMPDIR)",
             what="scratch",
         ) from None
 

@@ -74,14 +74,14 @@ def _reason(error: BaseException, limit: float) -> str:
     return "something else answers there"
 
 
-def unreachable(what: str, why: str) -> InputError:
-    """The error of a rank that can't connect to a process of another node."""
+def unreachable(what: str, why: str, first: str = "") -> InputError:
+    """The error of a rank that can't connect to a process of another node; `first`: an earlier part of the fix."""
     if problem := clock_problem(why):
         text, _, fix = problem.partition(". Fix: ")
         return InputError(f"could not reach {what}: {text}", fix=fix, what="clocks")
     return InputError(
         f"could not reach {what}: {why}",
-        fix="choose a network that leads there with interface (--interface), or open the ports between the nodes in the "
+        fix=f"{first}choose a network that leads there with interface (--interface), or open the ports between the nodes in the "
         "firewall",
         what="network",
     )

@@ -141,6 +141,17 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
             expected='JSON with an "address"',
             fix="the file that the cluster has written (--scheduler-file)",
         ) from None
+    import dask
+
+    if (
+        address.startswith("tls:")
+        and not config
+        and not dask.config.get("distributed.comm.tls.ca-file", None)
+    ):
+        raise InputError(
+            f"the scheduler file {name} has no credentials for {address}",
+            expected="the file of a cluster of this package, or distributed.comm.tls in Dask's configuration",
+        )
     if "://127." in address and host != socket.gethostname():
         raise InputError(
             f"the cluster of {name} listens on {address} of host {host}, which can't be reached from "

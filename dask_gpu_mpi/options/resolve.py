@@ -27,6 +27,9 @@ from dask_gpu_mpi.options.model import (
     WorkerUcx,
 )
 
+#: Settings of Dask at which workers spill, pause or restart. With an invalid one each worker logs an error again and again.
+MEMORY, THRESHOLDS = "distributed.worker.memory", ("target", "spill", "pause", "terminate")
+
 
 def resolve(
     given: Mapping[str, Any], *, source: Literal["keyword", "command line"], continues: bool = False
@@ -62,6 +65,14 @@ def resolve(
             fix="initialize() without exit=False, or tolerate_lost_ranks=0",
         )
     settings.agree()
+    own = os.environ.get("DASK_CONFIG", "")
+    if (
+        own and not own.startswith("/proc/") and not os.path.exists(own)
+    ):  # those of `job.child_processes` end with their job
+        warning = Problem(
+            f"environment DASK_CONFIG: Dask ignores {own!r}, which does not exist", fix="correct or unset it"
+        )
+        settings.warnings.append(warning)
     if values["interface"] == "auto":
         values["interface"] = None
     values["dashboard_address"] = values["dashboard_address"] or DASHBOARD_ADDRESS
@@ -97,6 +108,16 @@ def _configured(source: Source) -> Iterator[tuple[Option, Any, str]]:
                 f"{origin}: {name} can't be configured", fix="set it in the program or on the command line"
             )
         yield OPTIONS[name], value, origin
+    for key, value, variable in settings_of(config, MEMORY):
+        if (
+            key in THRESHOLDS
+            and value is not False
+            and not (isinstance(value, int | float) and 0 <= value <= 1)
+        ):
+            raise OptionError(
+                f"{f'environment {variable}' if variable else f'configuration {MEMORY}.{key}'}: invalid value {show(value)}",
+                expected="a fraction of the worker's memory limit, such as 0.7, or false",
+            )
 
 
 def settings_of(config: Any, section: str) -> Iterator[tuple[Any, Any, str]]:

@@ -412,6 +412,8 @@ def count_hosts(
 COMMAND_TIMEOUT, REQUEUE_TIMEOUT = 5.0, 60.0
 #: The exit code of a shell for a command that it does not find.
 CANNOT_RUN = 127
+#: The end of the reason, if there is no such command.
+NOT_FOUND = "not found in PATH"
 
 
 def run_command(
@@ -434,7 +436,7 @@ def run_command(
     path = os.pathsep.join(filter(os.path.isabs, search.split(os.pathsep)))
     file = command[0] if os.path.isabs(command[0]) else shutil.which(command[0], path=path)
     if file is None:
-        return subprocess.CompletedProcess(list(command), CANNOT_RUN, "", f"{command[0]}: not found in PATH")
+        return subprocess.CompletedProcess(list(command), CANNOT_RUN, "", f"{command[0]}: {NOT_FOUND}")
     try:
         return subprocess.run(
             [file, *command[1:]],

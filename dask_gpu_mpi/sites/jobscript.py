@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import batch_system, run_command
+from dask_gpu_mpi.sites.batch import CANNOT_RUN, NOT_FOUND, batch_system, run_command
 
 #: The batch systems whose modules have a `ScriptFormat`. (To inspect them all would load them all, in every rank.)
 SCRIPTED = ("slurm", "pbs", "lsf", "flux")
@@ -180,8 +180,10 @@ def submit(job: JobRequest, text: str) -> str:
     done = run_command(form.submit, timeout=SUBMIT_TIMEOUT, text=text, cwd=".")
     answer, complaint = " ".join(done.stdout.split()), " ".join(done.stderr.split())
     found = re.search(form.job_id, answer)
+    fix = f"run this on a login node of {batch_system(job.system).title}"
+    if done.returncode == CANNOT_RUN and complaint.endswith(NOT_FOUND):
+        raise InputError(f"submit: {complaint}", fix=fix)
     if done.returncode or found is None:
-        fix = f"run this on a login node of {batch_system(job.system).title}"
         if done.returncode:
             fix = f"correct what it names, such as the account, the partition or the number of GPUs, or {fix}"
         raise InputError(

@@ -132,6 +132,12 @@ SLURMS = ("--launcher", "srun", "--mpi", "pmi2")
             (),
             "DGM_SETUP: '/env.sh' is not read: only job scripts source it. Fix: source it before",
         ),
+        (
+            {},
+            ("my.py", "-n", "4"),
+            "one rank starts: -n comes after the script, which gets it. Fix: options of launch before",
+        ),
+        ({}, ("-n1", "my.py", "-n", "4"), ""),
         ({"DGM_SETUP": "/env.sh", **SLURM}, SLURMS, ""),
         ({}, ("--mpi", "pmi2"), "--mpi: no effect, since "),
         (

@@ -114,6 +114,42 @@ def test_a_computation_beside_a_client_without_the_workers(
     assert capsys.readouterr().err.count(f'dask_gpu_mpi: warning: scheduler="{scheduler}": ') == is_told
 
 
+@pytest.mark.parametrize(
+    ("address", "kwargs", "said"),
+    [
+        (None, {}, ""),
+        (HERE, {}, ""),
+        ("tls://other:2", {}, ""),  # of `connect`
+        ("tcp://other:2", {}, "Client('tcp://other:2'): this is not the address of the job's cluster. Fix: "),
+        (
+            None,
+            {"scheduler_file": "none.json"},
+            "Client(scheduler_file='none.json'): Dask waits for this file, which does not",
+        ),
+        (None, {"scheduler_file": "/dev/null"}, ""),
+    ],
+)
+def test_a_client_of_another_cluster(
+    clients: list[Client],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    address: str | None,
+    kwargs: dict[str, str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(dask_client, "_clients", set())
+    monkeypatch.setattr(dask_client, "_warned", set())
+    use = dask_client.DaskUse(HERE, lambda: None)
+    monkeypatch.setattr(dask_client, "_use", use)
+    try:
+        assert dask_client._on_client(Client(), address, kwargs) == kwargs
+    finally:
+        use.stop()
+    said_now = capsys.readouterr().err
+    assert said_now.count("warning: ") == bool(said)
+    assert said in said_now
+
+
 SETTINGS = {"scheduler-address": "tls://h:1", "distributed.probe.a": 1, "gpu-probe": 3}
 
 

@@ -35,6 +35,9 @@ def test_what_is_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ):
         with pytest.raises(InputError, match=words):
             Program.of([str(tmp_path / name)]).check()
+    (tmp_path / "job.slurm").write_text("#!/bin/bash\n#SBATCH --nodes=2\nexec dask-gpu-mpi launch my.py\n")
+    with pytest.raises(InputError, match="job.slurm' is a shell script .*the batch system takes job scripts"):
+        Program.of([str(tmp_path / "job.slurm")]).check_syntax()
     with pytest.raises(InputError, match="script '' is an empty text"):
         Program.of([""]).check()
     with pytest.raises(InputError, match=r"'pan' does not exist .*did you mean the command 'plan'"):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 
 from dask_gpu_mpi.errors import InputError
@@ -112,6 +113,18 @@ def test_a_loopback_cluster_is_not_for_other_hosts(path: Path, monkeypatch: pyte
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     with pytest.raises(InputError, match=r"can't be reached from elsewhere\. Fix: .*--interface"):
         read_scheduler_file(path)
+
+
+def test_a_file_without_credentials(path: Path) -> None:
+    path.write_text('{"address": "tls://h:1"}')  # of Dask's own
+    path.chmod(0o600)
+    with pytest.raises(
+        InputError,
+        match=r"s.json' has no credentials for tls://h:1 \(expected the file of a cluster of this ",
+    ):
+        read_scheduler_file(path)
+    with dask.config.set({"distributed.comm.tls.ca-file": "ca.pem"}):
+        assert read_scheduler_file(path) == Target("tls://h:1", {}, None)
 
 
 def test_file_that_others_may_write_is_not_taken(path: Path) -> None:

@@ -53,6 +53,34 @@ def test_what_can_not_be_configured(
 
 
 @pytest.mark.parametrize(
+    ("value", "is_valid"), [(0.7, True), (1, True), (False, True), (70, False), (-0.1, False), (None, False)]
+)
+def test_thresholds_of_memory(value: Any, is_valid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dask.config.set({"distributed.worker.memory.pause": value}):
+        if is_valid:
+            keywords()
+        else:
+            assert refused({}).startswith(
+                f"configuration distributed.worker.memory.pause: invalid value {value} ("
+            )
+            monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE", str(value))
+            assert refused({}).startswith(
+                "environment DASK_DISTRIBUTED__WORKER__MEMORY__PAUSE: invalid value "
+            )
+
+
+def test_a_configuration_of_the_user_that_does_not_exist(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for path, is_told in {tmp_path / "none.yaml": True, tmp_path: False, "/proc/1/fd/999999": False}.items():
+        monkeypatch.setenv("DASK_CONFIG", str(path))
+        said = [
+            f"environment DASK_CONFIG: Dask ignores {str(path)!r}, which does not exist. Fix: correct or unset it"
+        ]
+        assert [*map(str, keywords().warnings)] == (said if is_told else [])
+
+
+@pytest.mark.parametrize(
     ("written", "key"), [({"gpu-mpi": 3}, "gpu-mpi"), ({"gpu-mpi": {"jobscript": [1]}}, "gpu-mpi.jobscript")]
 )
 def test_what_is_no_section_is_not_replaced_by_the_defaults(written: dict[str, Any], key: str) -> None:

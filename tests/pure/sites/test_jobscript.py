@@ -276,4 +276,6 @@ def test_submit(
         monkeypatch.setenv("FAKE_ANSWERS", batch.environ()["FAKE_ANSWERS"])
         assert f"exited with code {code}: {text}{fix}" in script(words, rc=2)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert f"{name}: not found in PATH" in script(words, rc=2)
+    assert f"error: submit: {name}: not found in PATH. Fix: run this on a login node of " in script(
+        words, rc=2
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -129,3 +130,10 @@ def test_walltime_signal_of_flux_is_an_example_that_works(batch: FakeBatch) -> N
     # what session.on_walltime listens to
     last = [row["env"] for row in ran.rows if row["name"] == "python"][-1]
     assert last["DASK_GPU_MPI__WALLTIME_SIGNAL"] == "USR1"
+
+
+@each_template
+def test_a_script_that_was_not_submitted(batch: FakeBatch, path: Path) -> None:
+    ran = batch.run(path, ("my.py",), {})
+    assert ran.rc == 2
+    assert re.fullmatch(r"this is no job of \w+\. Fix: submit this script by [\w ]+\n", ran.output)
