@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ci/slurm.sh [PYTEST-ARGUMENT...]: the Slurm tier, tests/slurm, under a real Slurm; a quarter of an hour at most on two cores.
+# ci/slurm.sh [PYTEST-ARGUMENT...]: the Slurm tier, tests/slurm, under a real Slurm.
 # Installs Debian's Slurm, Open MPI and MPICH when they are missing. Needs root, network namespaces and Debian or Ubuntu; cgroups of
 # version 1 for the rows with cgroups. Arguments go to every pytest. All run; the exit code is 1 when any of them failed, or when
 # nothing could be run at all.

@@ -2,7 +2,7 @@
 # ci/versions.sh [PYTEST-ARGUMENT...]: the releases that the package supports: RAPIDS (dask-cuda with the Dask that it pins) oldest, middle and
 # newest, and the newest Dask that is tested, on CPUs; the two newest on the newest Python found. In each, under MPICH: the main job, GPU
 # workers of that release on emulated GPUs, and the table of private API; not in the middle all that tests workers; with the oldest and
-# the newest Dask drop-in and faults. Eight minutes at most on two cores.
+# the newest Dask drop-in and faults.
 # All environments run; the exit code is 1 when any of them failed.
 # shellcheck disable=SC2329  # the functions below are called by name, by `stage`
 set -euo pipefail

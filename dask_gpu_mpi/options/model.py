@@ -225,7 +225,7 @@ class Options:
         "Seconds (or 5m) within which all workers have to be up, else the job fails.",
         ("--startup-timeout",), topic="Ranks")
     shutdown_timeout: float = option("duration", 10.0,
-        "Seconds until a rank's processes are killed at the end. Workers get half of it, and at most two.",
+        "Seconds until a rank's processes are killed at the end. Workers get half of it, at most 2 s.",
         ("--shutdown-timeout",), topic="Ranks")
     tolerate_lost_ranks: int = option("int", 0,
         "Ranks that may be lost before the job ends, if the launcher continues as well (docs/exit-codes.md).",
