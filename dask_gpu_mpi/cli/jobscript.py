@@ -15,6 +15,7 @@ from dask_gpu_mpi.base.text import show, table
 from dask_gpu_mpi.cli.job_request import JOB_OPTIONS, LISTS, default_site, load_site, request, site_names
 from dask_gpu_mpi.cli.options import HelpCommand, click_options, complete_files, fail, write_file
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, format_of, quote, render
 from dask_gpu_mpi.sites.jobscript import submit as submit_script
 
@@ -49,6 +50,7 @@ def job_script(system: str, program: str | os.PathLike[str] | Sequence[str], **o
     >>> [line for line in text.splitlines() if "--time" in line or "--account" in line]
     ['#SBATCH --time=36:00:00', '#SBATCH --account=abc']
     """
+    outcome.report_uncaught()
     return render(request(system, _words(program), options, "keyword"))
 
 
@@ -75,6 +77,7 @@ def submit(system: str, program: str | os.PathLike[str] | Sequence[str], **optio
     >>> submit("slurm", ["train.py", "--epochs", "3"], nodes=2, gpus_per_node=4, time="1:00:00")  # doctest: +SKIP
     '4711'
     """
+    outcome.report_uncaught()
     job = request(system, _words(program), options, "keyword")
     return submit_script(job, render(job))
 

@@ -206,7 +206,9 @@ def _commands(
     """The command of the ranks, its arguments, and whether the preflight comes first, which the user may have requested."""
     command, program = split_command(words)
     preflight = preflight or (command == "run" and is_given("expect_gpus"))
-    preflight = preflight and os.environ.get("DGM_CHECK") != "no"
+    if (wanted := os.environ.get("DGM_CHECK", "")) not in ("", "yes", "no"):
+        raise InputError(f"environment DGM_CHECK: invalid value {wanted!r}", expected="yes or no")
+    preflight = preflight and wanted != "no"
     if preflight and command == "run" and not program:
         options = read_texts(given)
         if options.scheduler and options.scheduler_file is None:

@@ -111,7 +111,7 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
 
     An error is reported once for all ranks, even one of `read_options`.
     """
-    from dask_gpu_mpi.job.program import Program, run_script
+    from dask_gpu_mpi.job.program import Program, hides_library, run_script
     from dask_gpu_mpi.job.start import prepare_process, start
 
     program: Program | None = None
@@ -144,8 +144,7 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
     except Exception:
         if program is None or not (file := program.neighbour(imported=True)):
             raise
-        name = "has the name of a library, and is imported instead, from the script's folder"
-        fail(InputError(f"{file!r} {name}", fix="rename it"))
+        fail(InputError(hides_library(file), fix="rename it"))
     run_script(program)
 
 

@@ -134,6 +134,8 @@ class DaskUse:
 
         self.address = address
         self.before_shutdown = before_shutdown
+        #: A client of the script has ended the cluster.
+        self.is_shut_down = False
         #: The script has made a client of the cluster.
         self.has_client = False
         #: It has made a cluster itself, of which it was warned.
@@ -185,8 +187,16 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> DaskUse
     twice, by this and by `Session.close`.
     """
     global _use, _returned_false
+    from distributed import Client
+
     _use, _returned_false = DaskUse(address, before_shutdown), False
     _replace_methods()
+    with contextlib.suppress(ValueError):  # there is none
+        if Client.current().status == "running":
+            _warn_once(
+                "Client",
+                "one was made before the job's cluster, and is of another one. Fix: Client() after initialize()",
+            )
     return _use
 
 
@@ -231,6 +241,7 @@ def _replace_methods() -> None:
         use = _use
         if use is not None and getattr(self.scheduler, "address", None) == use.address:
             use.before_shutdown()
+            use.is_shut_down = True
         return shutdown(self)
 
     LocalCluster.__init__ = cluster  # type: ignore[method-assign]
@@ -281,6 +292,10 @@ def _on_client(client: Client, address: Any, kwargs: dict[str, Any]) -> dict[str
             )
         return kwargs
     of = getattr(address, "scheduler_address", address)  # a cluster has one
+    if use.is_shut_down and (of or configured) == use.address:
+        raise InputError(
+            "Client: shutdown() of a client has ended this job's cluster", fix="close() ends a client alone"
+        )
     if not isinstance(of, str) or of == use.address:
         use.on_client()
     elif isinstance(address, str) and not address.startswith("tls:") and not use.has_other_cluster:

@@ -30,13 +30,17 @@ from dask_gpu_mpi.job import outcome
 if TYPE_CHECKING:
     from dask_gpu_mpi.options.model import Options
 
-#: Libraries that Dask's processes import, and modules of Python's own that users may choose as a name. The script's folder is
-#: searched first, so a script must have another name.
+#: Libraries that each of Dask's processes imports. The script's folder is searched first, so none of its files may have such a
+#: name.
+_REQUIRED = (
+    "click", "cloudpickle", "dask", "dask_gpu_mpi", "distributed", "locket", "msgpack", "numpy", "packaging", "psutil",
+    "sortedcontainers", "tblib", "tlz", "toolz", "tornado", "yaml", "zict",
+)  # fmt: skip
+#: These, other libraries, and modules of Python's own that users may choose as a name: a script must have another one.
 _RESERVED = (
     "calendar", "copy", "csv", "json", "logging", "numbers", "queue", "random", "signal", "types",
-    "bokeh", "click", "cloudpickle", "cudf", "cupy", "dask", "dask_cuda", "distributed", "fsspec", "jinja2", "locket", "lz4",
-    "mpi4py", "msgpack", "msgspec", "numba", "numpy", "packaging", "pandas", "psutil", "pyarrow", "pynvml", "rich", "rmm",
-    "sortedcontainers", "tblib", "tlz", "toolz", "tornado", "ucxx", "urllib3", "yaml", "zict",
+    "bokeh", "cudf", "cupy", "dask_cuda", "fsspec", "jinja2", "lz4", "mpi4py", "msgspec", "numba", "pandas", "pyarrow", "pynvml",
+    "rich", "rmm", "ucxx", "urllib3", *_REQUIRED,
 )  # fmt: skip
 #: Python's file name of the code of ``-c``.
 _COMMAND = "<string>"
@@ -149,6 +153,10 @@ class Program:
                 f"script {self.text!r} has the name of a library: `import {name}` would import the script",
                 fix="rename it",
             )
+        if self.kind in (ProgramKind.SCRIPT, ProgramKind.FOLDER) and not sys.flags.safe_path:
+            files = (os.path.join(self._import_path(), f"{name}.py") for name in _REQUIRED)
+            if (file := next(filter(os.path.isfile, files), None)) is not None:
+                raise InputError(hides_library(file), fix="rename it")
 
     def _hides(self) -> str:
         """The library that the script would hide; empty: none."""
@@ -228,6 +236,11 @@ class Program:
         if self.kind is ProgramKind.FOLDER:
             return absolute(self.text)
         return os.getcwd()
+
+
+def hides_library(file: str) -> str:
+    """What is wrong with a file next to the script."""
+    return f"{file!r} has the name of a library, and is imported instead, from the script's folder"
 
 
 def absolute(path: str) -> str:

@@ -178,6 +178,7 @@ def test_a_script_with_the_name_of_a_library_that_the_start_imports(
     ("name", "code", "says"),
     [
         ("psutil.py", 2, "error: '{}' has the name of a library, and is imported instead"),
+        ("dask.py", 2, "error: '{}' has the name of a library, and is imported instead"),
         # an agent fails, which prints Python's error
         ("signal.py", 1, "perhaps because '{}' has the name of a library"),
     ],

@@ -113,6 +113,8 @@ def test_check_without_a_script_is_all_there_is(dry: Dry, monkeypatch: pytest.Mo
         assert commands() == ["check", "run"]
         patch.setenv("DGM_CHECK", "no")
         assert commands() == ["run"]
+        patch.setenv("DGM_CHECK", "off")
+        assert run("--dry-run", "my.py") == 2
 
 
 SLURMS = ("--launcher", "srun", "--mpi", "pmi2")

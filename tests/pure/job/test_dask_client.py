@@ -8,6 +8,7 @@ import dask
 import distributed
 import pytest
 
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import dask_client
 from dask_gpu_mpi.job.dask_client import DaskSettings
 from support.mocks.inputs import plan_of, worker_plan
@@ -148,6 +149,44 @@ def test_a_client_of_another_cluster(
     said_now = capsys.readouterr().err
     assert said_now.count("warning: ") == bool(said)
     assert said in said_now
+
+
+def test_a_client_after_the_end_of_the_cluster_by_another_one(
+    clients: list[Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask_client, "_clients", set())
+    use = dask_client.DaskUse(HERE, lambda: None)
+    monkeypatch.setattr(dask_client, "_use", use)
+    try:
+        with dask.config.set({"scheduler-address": HERE}):
+            dask_client._on_client(Client(), None, {})
+            use.is_shut_down = True
+            for address in (None, HERE):
+                with pytest.raises(
+                    InputError, match=r"shutdown\(\) of a client has ended this job's cluster. Fix: close\(\)"
+                ):
+                    dask_client._on_client(Client(), address, {})
+            dask_client._on_client(Client(), "tls://other:2", {})
+    finally:
+        use.stop()
+
+
+@pytest.mark.parametrize(("status", "is_told"), [("running", True), ("closed", False), (None, False)])
+def test_a_client_before_the_cluster(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: str | None, is_told: bool
+) -> None:
+    def current() -> Client:
+        if status is None:
+            raise ValueError("No clients found")
+        return Client(status)
+
+    monkeypatch.setattr(distributed.Client, "current", current)
+    monkeypatch.setattr(dask_client, "_warned", set())
+    monkeypatch.setattr(dask_client, "_use", None)
+    monkeypatch.setattr(dask_client, "_replace_methods", lambda: None)
+    dask_client.prefer_cluster(HERE, lambda: None).stop()
+    said = "Client: one was made before the job's cluster, and is of another one. Fix: Client() after initialize()"
+    assert (said in capsys.readouterr().err) is is_told
 
 
 SETTINGS = {"scheduler-address": "tls://h:1", "distributed.probe.a": 1, "gpu-probe": 3}

@@ -56,7 +56,18 @@ def test_script_with_the_name_of_a_library(tmp_path: Path, name: str) -> None:
     said = f"has the name of a library: `import {path.stem}` would import the script"
     with pytest.raises(InputError, match=said):
         Program.of([str(path)]).check()
-    for words in (["-m", "dask.py"], ["-c", "dask.py"], [str(path.with_suffix(""))]):
+    path.with_name("mine.py").touch()
+    said = f"{str(path)!r} has the name of a library, and is imported instead, from the script's folder. Fix: rename it"
+    with pytest.raises(InputError) as caught:
+        Program.of([str(path.with_name("mine.py"))]).check_name()
+    assert str(caught.value) == said
+    path.rename(path.with_suffix(""))
+    for words in (
+        ["-m", "dask.py"],
+        ["-c", "dask.py"],
+        [str(path.with_suffix(""))],
+        [str(path.with_name("mine.py"))],
+    ):
         Program.of(words).check_name()
 
 

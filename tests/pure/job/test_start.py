@@ -269,7 +269,8 @@ def test_connect_names_a_clock_that_is_wrong(
 
     monkeypatch.setattr(distributed, "Client", refused)
     file = tmp_path / "scheduler.json"
-    file.write_text(json.dumps({"address": "tls://10.0.0.1:8786"}))
+    config = {"distributed.comm.tls.ca-file": "PEM"}
+    file.write_text(json.dumps({"address": "tls://10.0.0.1:8786", "dask-gpu-mpi": {"config": config}}))
     with pytest.raises((InputError, OSError), match=raised):
         connect(file)
 

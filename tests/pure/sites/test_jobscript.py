@@ -243,6 +243,9 @@ def test_configuration_from_the_environment(here: Path) -> None:
     assert {"--account=007", "--qos=1_2", "--gpus-per-node=4"} <= {*directives(done.stdout, "#SBATCH ")}, (
         done.stderr
     )
+    done = run_python(code.replace("nodes", "node"), cwd=here)  # an error is one line
+    said = "dask_gpu_mpi: error: keyword node: unknown option; did you mean 'nodes'?\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 @pytest.mark.parametrize(
