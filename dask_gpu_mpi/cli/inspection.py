@@ -83,6 +83,8 @@ def plan(
                 raise InputError("command line: --gpus with --nodes", expected="one of them")
             gpus_per_node = gpus_per_node or total
             nodes = -(-total // gpus_per_node)
+        if svg is not None and not svg.endswith(".svg"):
+            raise InputError(f"command line: --svg {svg!r}", expected="a name that ends with .svg")
         if nodes is None:
             _refuse_shape()
             from dask_gpu_mpi.job.start import plan_of_allocation

@@ -26,6 +26,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.job.child_processes import forget_cluster
 from dask_gpu_mpi.options.convert import ELSEWHERE
 from dask_gpu_mpi.options.model import OPTIONS, Options
+from dask_gpu_mpi.sites.jobscript import SCRIPTED, format_of
 from dask_gpu_mpi.sites.launchers import detect
 
 #: Some options of workers that ``dask cuda worker`` and ``dask worker`` have, and that are not ours.
@@ -195,6 +196,8 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
     """The message for an option that belongs to another command, to a worker or to another library; empty: it does not."""
     flag, is_jobscript = error.option_name, arguments[0] == jobscript.name
     name = flag.lstrip("-").replace("-", "_")
+    if is_jobscript and flag in ("-n", "--ranks", "--hosts"):
+        return f"{flag} is an option of launch. Fix: --nodes and --ranks-per-node"
     if is_jobscript and flag in _flags_of(launch):
         return f"{flag} is an option of launch. Fix: put it behind --, before the script"
     if ours := ELSEWHERE.get(name):
@@ -214,6 +217,9 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
             if error.possibilities
             else f"No such option {word!r}. Fix:"
         )
+        system = next((each for each in arguments if each in SCRIPTED), "")
+        if system and word.startswith("--") and not format_of(system).has_long_options:
+            directive = f"'-X VALUE', with {format_of(system).submit[0]}'s -X,"
         return f"{found} --directive={directive} for an option of the batch system"
     if flag in _flags_of(jobscript):
         of_gpus = name.startswith("gpus") and arguments[0] != top.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import say
@@ -228,6 +228,10 @@ def execute(
         if not (client_function is None or callable(client_function)):
             raise InputError(
                 f"execute: client_function={client_function!r} is not callable", expected="a function or None"
+            )
+        if not isinstance(client_args, Iterable):
+            raise InputError(
+                f"execute: client_args={client_args!r}", expected="a sequence", fix=f"({client_args!r},)"
             )
         return resolve(explicit, source="keyword", continues=True)
 

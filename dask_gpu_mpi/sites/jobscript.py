@@ -99,6 +99,8 @@ class ScriptFormat:
     tells_ranks = True
     #: Whether the environment of each job on GPUs has their number, even if the user changes it at submission.
     tells_gpus = False
+    #: Whether its options may begin with two dashes.
+    has_long_options = True
     #: Whether a job may name a type of GPU.
     has_types = False
     #: Whether a job that has whole nodes requests a number of cores.
@@ -230,6 +232,11 @@ def _check(job: JobRequest, form: ScriptFormat, launcher: str) -> None:
             f"--cpus-per-node {job.cpus_per_node}: {title} gives whole nodes with all their cores",
             expected="with --shared",
             fix="leave it out",
+        )
+    if wrong := [each for each in job.directives if each.startswith("--") and not form.has_long_options]:
+        raise InputError(
+            f"--directive: {wrong[0]!r} is no option of {title}",
+            expected=f"one of {form.submit[0]}, such as '-q x'",
         )
     asked = {"--mem=": job.memory_per_node, "--ntasks-per-node=": job.ranks_per_node > 1}
     if lost := [each for each in job.directives if asked.get(each)]:

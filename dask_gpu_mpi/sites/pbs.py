@@ -188,6 +188,7 @@ class PbsScript(ScriptFormat):
     prefix = "#PBS "
     templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT, "pals": "pbs-pals.pbs"}
     default_launchers = ("pals",)
+    has_long_options = False
     submit = ("qsub",)
     chooses_nodes = True
     counts_cores = True

@@ -90,6 +90,16 @@ def test_errors_of_ours_are_one_line(seen: list[BaseException], capsys: pytest.C
     assert sys.excepthook is before
 
 
+def test_an_error_of_dask_mpi(seen: list[BaseException], capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that starts its cluster by dask-mpi, on ranks that have one."""
+    error = type("WorldTooSmallException", (RuntimeError,), {"__module__": "dask_mpi.exceptions"})("found 1")
+    outcome.install(lambda: None)
+    report(error)
+    said = "dask_gpu_mpi: error: the job's cluster is not dask_mpi's, which the script uses. Fix: from dask_gpu_mpi import "
+    assert capsys.readouterr().err.startswith(said)
+    assert seen == [error]
+
+
 @pytest.mark.parametrize(
     "error", [SpmdError("spmd: rank 0 raised ValueError()"), ImportError("no module named cudf")], ids=repr
 )
