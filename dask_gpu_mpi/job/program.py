@@ -39,8 +39,8 @@ _REQUIRED = (
 #: These, other libraries, and modules of Python's own that users may choose as a name: a script must have another one.
 _RESERVED = (
     "calendar", "copy", "csv", "json", "logging", "numbers", "queue", "random", "signal", "types",
-    "bokeh", "cuda", "cudf", "cupy", "dask_cuda", "fsspec", "jinja2", "lz4", "mpi4py", "msgspec", "numba", "pandas", "pyarrow", "pynvml",
-    "rich", "rmm", "ucxx", "urllib3", *_REQUIRED,
+    "bokeh", "cuda", "cudf", "cupy", "dask_cuda", "fsspec", "jinja2", "lz4", "mpi4py", "msgspec", "numba", "pandas", "pyarrow",
+    "pynvml", "rich", "rmm", "ucxx", "urllib3", *_REQUIRED,
 )  # fmt: skip
 #: Python's file name of the code of ``-c``.
 _COMMAND = "<string>"
