@@ -23,7 +23,7 @@ from dask_gpu_mpi.base.text import show
 from dask_gpu_mpi.cli.options import read_texts
 from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.job.outcome import code_of_signal
-from dask_gpu_mpi.network.scheduler_file import Target, read_scheduler_file
+from dask_gpu_mpi.network.scheduler_file import Target, read_scheduler_file, require_credentials
 from dask_gpu_mpi.view import snapshot as snapshots
 from dask_gpu_mpi.view.snapshot import Link, NoAnswerError, Snapshot
 from dask_gpu_mpi.view.top_view import View, keys_of, plain, press, rows_of_screen, screen
@@ -172,7 +172,9 @@ def find_cluster(scheduler_file: str | None) -> Target:
             expected="--scheduler-file FILE, or a process that a running job's script has started",
             fix="start the job with --scheduler-file FILE, and give top the same",
         )
-    return read_scheduler_file(configured)
+    target = read_scheduler_file(configured)
+    require_credentials(target, configured)
+    return target
 
 
 def run_top(scheduler_file: str | None, *, once: bool, as_json: bool, interval: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import say
@@ -229,11 +229,17 @@ def execute(
             raise InputError(
                 f"execute: client_function={client_function!r} is not callable", expected="a function or None"
             )
-        if not isinstance(client_args, Iterable):
-            raise InputError(
-                f"execute: client_args={client_args!r}", expected="a sequence", fix=f"({client_args!r},)"
-            )
         return resolve(explicit, source="keyword", continues=True)
+
+    def check(rank: int, options: Options) -> None:
+        if rank == options.script_rank:
+            try:
+                iter(client_args)
+            except TypeError:
+                found = type(client_args).__name__
+                raise InputError(
+                    f"execute: client_args: found {found}", expected="a sequence", fix="(x,) for one"
+                ) from None
 
     prepare_process()
     member, session = start(
@@ -241,6 +247,7 @@ def execute(
         comm=comm,
         leave_open=True,
         has_client=client_function is not None,
+        check=None if client_function is None else check,
     )
     if client_function is None or session is None:
         member.serve()
@@ -285,15 +292,22 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
                 fix="start the job with --scheduler-file FILE, and call connect(FILE)",
             )
         return Client(address, **kwargs)
-    from dask_gpu_mpi.job.dask_client import client_with_link, security_of
+    from dask_gpu_mpi.job.dask_client import client_with_link, expect_client, security_of
     from dask_gpu_mpi.network.credentials import clock_problem
-    from dask_gpu_mpi.network.scheduler_file import read_scheduler_file, wait_for_scheduler_file
+    from dask_gpu_mpi.network.scheduler_file import (
+        read_scheduler_file,
+        require_credentials,
+        wait_for_scheduler_file,
+    )
 
     if not kwargs.get("asynchronous"):  # the wait would block the client's event loop
         wait_for_scheduler_file(scheduler_file, kwargs.get("timeout"))
     target = read_scheduler_file(scheduler_file)
+    if "security" not in kwargs:
+        require_credentials(target, scheduler_file)
     if (security := security_of(target.address, target.config)) is not None:
         kwargs.setdefault("security", security)
+    expect_client(target.address)
     try:
         return client_with_link(target.dashboard)(target.address, **kwargs)
     except OSError as error:

@@ -150,12 +150,15 @@ class DaskUse:
     def _on_local_computation(self, graph: Any) -> None:
         self.has_computed_locally = True
         # A script that was made for one machine may request one of these; libraries compute small things with "sync".
-        if any(client.status == "running" for client in _clients):
+        if any(getattr(client, "status", None) == "running" for client in list(_clients)):
             modules = {frame.f_globals.get("__name__") for frame, _ in traceback.walk_stack(None)}
             for scheduler, module in _LOCAL_SCHEDULERS.items():
                 if module in modules:
-                    text = f"{scheduler} compute in the script's own process, without the workers. Fix: leave scheduler= out"
-                    _warn_once(f'scheduler="{scheduler}"', text)
+                    text = f"{scheduler} compute in the script's own process, without the workers"
+                    _warn_once(
+                        f'scheduler="{scheduler}"',
+                        f"{text}. Fix: leave scheduler= (or set_as_default=False) out",
+                    )
 
     def on_client(self) -> None:
         """Note that the script makes a client of the cluster."""
@@ -298,11 +301,8 @@ def _on_client(client: Client, address: Any, kwargs: dict[str, Any]) -> dict[str
         )
     if not isinstance(of, str) or of == use.address:
         use.on_client()
-    elif isinstance(address, str) and not address.startswith("tls:") and not use.has_other_cluster:
-        # not of `connect`, nor of a cluster of which it was warned
-        _warn_once(
-            f"Client({address!r})", "this is not the address of the job's cluster. Fix: client = Client()"
-        )
+    elif isinstance(address, str) and not (use.has_other_cluster or _has_same_port(address, use.address)):
+        _warn_once(address, "this is not the address of the job's cluster. Fix: client = Client()")
     file = kwargs.get("scheduler_file")
     if file and not os.path.exists(file):
         _warn_once(
@@ -326,6 +326,16 @@ def _without_cluster_options(kwargs: dict[str, Any]) -> dict[str, Any]:
         f"this job already has a cluster, to which it connects; no effect: {dropped}. Fix: client = Client()",
     )
     return {name: value for name, value in kwargs.items() if name in known}
+
+
+def _has_same_port(address: str, other: str) -> bool:
+    """Whether both may be the same scheduler, whose host may be spelt in several ways."""
+    return address.rpartition(":")[2] == other.rpartition(":")[2]
+
+
+def expect_client(address: str) -> None:
+    """A client of this cluster, which may be another one than the job's, is intended."""
+    _warned.add(address)
 
 
 def _warn_once(kind: str, text: str) -> None:

@@ -44,7 +44,8 @@ _RESERVED = (
 )  # fmt: skip
 #: Python's file name of the code of ``-c``.
 _COMMAND = "<string>"
-#: The fix for a shell script.
+#: The first line of a shell script, and the fix for one.
+_SHELL = rb"#! *(\S*/)?(env +)?\w{0,2}sh\b"
 _NOT_SHELL = "give the Python script that it starts; the batch system takes job scripts (sbatch, qsub)"
 
 
@@ -195,9 +196,10 @@ class Program:
                 warnings.simplefilter("ignore")  # they come when it runs
                 _compiled(text, name)
         except SyntaxError as error:
-            if isinstance(text, bytes) and re.match(rb"#!.*sh\s", text):
-                self._refuse("is a shell script", _NOT_SHELL)
             sys.excepthook(SyntaxError, error.with_traceback(None), None)
+            is_python = self.kind is ProgramKind.CODE or self.text.endswith(".py")
+            if not is_python and isinstance(text, bytes) and re.match(_SHELL, text):
+                self._refuse("is a shell script", _NOT_SHELL)
             raise StartupError(
                 f"{'-c' if self.kind is ProgramKind.CODE else f'script {self.text!r}'}: Python can't compile it",
                 fix="correct the line above",

@@ -141,17 +141,6 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
             expected='JSON with an "address"',
             fix="the file that the cluster has written (--scheduler-file)",
         ) from None
-    import dask
-
-    if (
-        address.startswith("tls:")
-        and not config
-        and not dask.config.get("distributed.comm.tls.ca-file", None)
-    ):
-        raise InputError(
-            f"the scheduler file {name} has no credentials for {address}",
-            expected="the file of a cluster of this package, or distributed.comm.tls in Dask's configuration",
-        )
     if "://127." in address and host != socket.gethostname():
         raise InputError(
             f"the cluster of {name} listens on {address} of host {host}, which can't be reached from "
@@ -159,6 +148,19 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
             fix=f"start it with an interface that others reach (--interface), or connect from {host}",
         )
     return Target(address, config, dashboard)
+
+
+def require_credentials(target: Target, path: str | os.PathLike[str]) -> None:
+    """Raise an InputError if a client of the cluster of this scheduler file would have no certificate."""
+    import dask
+
+    if target.protocol is Protocol.TLS and not (
+        target.config or dask.config.get("distributed.comm.tls.ca-file", None)
+    ):
+        raise InputError(
+            f"the scheduler file {os.fspath(path)!r} has no credentials for {target.address}",
+            expected="the file of a cluster of this package, or distributed.comm.tls in Dask's configuration",
+        )
 
 
 def read_target(options: Options) -> Target:
@@ -182,6 +184,7 @@ def read_target(options: Options) -> Target:
 def _target(options: Options) -> Target:
     if options.scheduler_file:
         target = read_scheduler_file(options.scheduler_file)
+        require_credentials(target, options.scheduler_file)
         return (
             target if options.scheduler_address is None else Target(options.scheduler_address, target.config)
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from dask_gpu_mpi.options.model import (
     WorkerUcx,
 )
 
-#: Settings of Dask at which workers spill, pause or restart. With an invalid one each worker logs an error again and again.
+#: Settings of Dask at which workers spill, pause or restart. With a text each worker logs an error again and again.
 MEMORY, THRESHOLDS = "distributed.worker.memory", ("target", "spill", "pause", "terminate")
 
 
@@ -109,11 +110,7 @@ def _configured(source: Source) -> Iterator[tuple[Option, Any, str]]:
             )
         yield OPTIONS[name], value, origin
     for key, value, variable in settings_of(config, MEMORY):
-        if (
-            key in THRESHOLDS
-            and value is not False
-            and not (isinstance(value, int | float) and 0 <= value <= 1)
-        ):
+        if key in THRESHOLDS and not (value is None or isinstance(value, Real)):
             raise OptionError(
                 f"{f'environment {variable}' if variable else f'configuration {MEMORY}.{key}'}: invalid value {show(value)}",
                 expected="a fraction of the worker's memory limit, such as 0.7, or false",

@@ -87,10 +87,14 @@ def printed(data: Data) -> list[str]:
         *(f"change: {line}" for line in lines["change"] or ["nothing was found"]),
     ]
     return [
-        f"summary: {line}"
+        f"summary: {line}".replace("\xa0", " ")
         for text in texts
         for line in textwrap.wrap(
-            text, PRINTED_COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            text.replace(" %", "\xa0%"),
+            PRINTED_COLUMNS,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
         )
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import dask
 import distributed
@@ -104,7 +105,7 @@ def test_a_computation_beside_a_client_without_the_workers(
     is_told: bool,
 ) -> None:
     monkeypatch.setattr(dask_client, "_warned", set())
-    clients.append(Client(status))
+    clients += [Client(status), Mock(spec=[])]  # one whose __init__ has failed
     use = dask_client.DaskUse(HERE, lambda: None)
     try:
         for _ in range(2):
@@ -120,8 +121,8 @@ def test_a_computation_beside_a_client_without_the_workers(
     [
         (None, {}, ""),
         (HERE, {}, ""),
-        ("tls://other:2", {}, ""),  # of `connect`
-        ("tcp://other:2", {}, "Client('tcp://other:2'): this is not the address of the job's cluster. Fix: "),
+        ("localhost:1", {}, ""),
+        ("tcp://other:2", {}, "tcp://other:2: this is not the address of the job's cluster. Fix: "),
         (
             None,
             {"scheduler_file": "none.json"},
@@ -143,6 +144,8 @@ def test_a_client_of_another_cluster(
     use = dask_client.DaskUse(HERE, lambda: None)
     monkeypatch.setattr(dask_client, "_use", use)
     try:
+        dask_client.expect_client("tls://intended:3")  # by `connect`
+        assert dask_client._on_client(Client(), "tls://intended:3", kwargs) == kwargs
         assert dask_client._on_client(Client(), address, kwargs) == kwargs
     finally:
         use.stop()
