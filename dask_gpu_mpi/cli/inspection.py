@@ -83,7 +83,7 @@ def plan(
                 raise InputError("command line: --gpus with --nodes", expected="one of them")
             gpus_per_node = gpus_per_node or total
             nodes = -(-total // gpus_per_node)
-        if svg is not None and not svg.endswith(".svg"):
+        if svg is not None and svg.lower().endswith((".png", ".pdf", ".jpg", ".html")):
             raise InputError(f"command line: --svg {svg!r}", expected="a name that ends with .svg")
         if nodes is None:
             _refuse_shape()

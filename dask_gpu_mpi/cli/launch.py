@@ -23,6 +23,8 @@ from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.cli.options import RunCommand, fail, is_given, read_texts
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Problem
 from dask_gpu_mpi.job.program import Program
+from dask_gpu_mpi.options.convert import convert
+from dask_gpu_mpi.options.model import Setting
 from dask_gpu_mpi.sites.batch import Allocation, Requeue, batch_job, find_allocation, output_of, parse_hosts
 from dask_gpu_mpi.sites.launchers import BY_COMMAND, FOREIGN, LOCAL, detect, library_name
 
@@ -206,9 +208,8 @@ def _commands(
     """The command of the ranks, its arguments, and whether the preflight comes first, which the user may have requested."""
     command, program = split_command(words)
     preflight = preflight or (command == "run" and is_given("expect_gpus"))
-    if (wanted := os.environ.get("DGM_CHECK", "")) not in ("", "yes", "no"):
-        raise InputError(f"environment DGM_CHECK: invalid value {wanted!r}", expected="yes or no")
-    preflight = preflight and wanted != "no"
+    if preflight and (wanted := os.environ.get("DGM_CHECK")):
+        preflight = convert(Setting("bool"), wanted, "environment DGM_CHECK", "configuration")
     if preflight and command == "run" and not program:
         options = read_texts(given)
         if options.scheduler and options.scheduler_file is None:
@@ -387,7 +388,10 @@ def _warnings(
             f"launch: DGM_SETUP: {setup!r} is not read: only job scripts source it",
             fix="source it before `launch`",
         )
-    if starter.launcher is LOCAL and where.ranks == 1 and not is_given("ranks") and "-n" in program[1:]:
+    is_alone = (
+        starter.launcher is LOCAL and where.ranks == 1 and not (is_given("ranks") or batch_job(environ))
+    )
+    if is_alone and _asks_for_ranks(program):
         yield Problem(
             "launch: one rank starts: -n comes after the script, which gets it",
             fix="options of launch before the script",
@@ -398,6 +402,12 @@ def _warnings(
             f"launch: {where.ranks} ranks on {counted(cores, 'core')}: the start takes long, and workers share cores",
             fix=f"-n {cores}, or fewer with more threads each (--nthreads)",
         )
+
+
+def _asks_for_ranks(program: Sequence[str]) -> bool:
+    """Whether ``-n N`` comes after the script, perhaps by mistake."""
+    place = program.index("-n") + 1 if "-n" in program[1:] else len(program)
+    return re.fullmatch(r"[2-9]|[1-9][0-9]", "".join(program[place : place + 1])) is not None
 
 
 def _refuse_unknown_hosts(names: Iterable[str]) -> None:

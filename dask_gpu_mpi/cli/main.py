@@ -218,8 +218,8 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
             else f"No such option {word!r}. Fix:"
         )
         system = next((each for each in arguments if each in SCRIPTED), "")
-        if system and word.startswith("--") and not format_of(system).has_long_options:
-            directive = f"'-X VALUE', with {format_of(system).submit[0]}'s -X,"
+        if word.startswith("--") and not (system and format_of(system).has_long_options):
+            return f"{found} --directive with an option of {format_of(system).submit[0] if system else 'the batch system'}"
         return f"{found} --directive={directive} for an option of the batch system"
     if flag in _flags_of(jobscript):
         of_gpus = name.startswith("gpus") and arguments[0] != top.name

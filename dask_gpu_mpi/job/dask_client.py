@@ -195,7 +195,8 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> DaskUse
     _use, _returned_false = DaskUse(address, before_shutdown), False
     _replace_methods()
     with contextlib.suppress(ValueError):  # there is none
-        if Client.current().status == "running":
+        other = Client.current()
+        if other.status == "running" and getattr(other.scheduler, "address", address) != address:
             _warn_once(
                 "Client",
                 "one was made before the job's cluster, and is of another one. Fix: Client() after initialize()",
@@ -295,7 +296,7 @@ def _on_client(client: Client, address: Any, kwargs: dict[str, Any]) -> dict[str
             )
         return kwargs
     of = getattr(address, "scheduler_address", address)  # a cluster has one
-    if use.is_shut_down and (of or configured) == use.address:
+    if use.is_shut_down and not kwargs.get("scheduler_file") and (of or configured) == use.address:
         raise InputError(
             "Client: shutdown() of a client has ended this job's cluster", fix="close() ends a client alone"
         )

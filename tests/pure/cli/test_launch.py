@@ -114,7 +114,10 @@ def test_check_without_a_script_is_all_there_is(dry: Dry, monkeypatch: pytest.Mo
         patch.setenv("DGM_CHECK", "no")
         assert commands() == ["run"]
         patch.setenv("DGM_CHECK", "off")
-        assert run("--dry-run", "my.py") == 2
+        assert commands() == ["run"]
+        patch.setenv("DGM_CHECK", "perhaps")
+        assert run("--dry-run", "--check", "my.py") == 2
+        assert run("--dry-run", "my.py") == 0
 
 
 SLURMS = ("--launcher", "srun", "--mpi", "pmi2")
@@ -140,6 +143,8 @@ SLURMS = ("--launcher", "srun", "--mpi", "pmi2")
             "one rank starts: -n comes after the script, which gets it. Fix: options of launch before",
         ),
         ({}, ("-n1", "my.py", "-n", "4"), ""),
+        ({}, ("my.py", "-n", "100000"), ""),
+        ({}, ("my.py", "-n"), ""),
         ({"DGM_SETUP": "/env.sh", **SLURM}, SLURMS, ""),
         ({}, ("--mpi", "pmi2"), "--mpi: no effect, since "),
         (

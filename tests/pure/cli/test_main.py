@@ -189,7 +189,7 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
         ("jobscript slurm --container x -- my.py", "--container is an option of launch. Fix: put it behind --, before"),
         ("top --interval slow", "'slow' is not a number of 0.5 to 3600"),
         ("jobscript slurm -n 8 -- my.py", "-n is an option of launch. Fix: --nodes and --ranks-per-node"),
-        ("jobscript pbs --job-name x -- my.py", "--directive='-X VALUE', with qsub's -X, for an option of the batch system"),
+        ("jobscript pbs --job-name x -- my.py", "No such option '--job-name'. Fix: --directive with an option of qsub"),
         ("top -n 2", "No such option '-n'. Fix: it is an option of launch: dask-gpu-mpi launch -n N SCRIPT"),
         ("launch --rmm-pool-size 0.8 my.py", "'--rmm-pool-size'. Fix: --worker-options '{\"rmm_pool_size\": VALUE}'"),
         ("launch --device-memory-limit 1GB my.py", "Fix: --worker-options '{\"device_memory_limit\": VALUE}'"),

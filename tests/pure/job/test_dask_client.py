@@ -170,18 +170,31 @@ def test_a_client_after_the_end_of_the_cluster_by_another_one(
                 ):
                     dask_client._on_client(Client(), address, {})
             dask_client._on_client(Client(), "tls://other:2", {})
+            dask_client._on_client(Client(), None, {"scheduler_file": "/dev/null"})
     finally:
         use.stop()
 
 
-@pytest.mark.parametrize(("status", "is_told"), [("running", True), ("closed", False), (None, False)])
+@pytest.mark.parametrize(
+    ("status", "of", "is_told"),
+    [
+        ("running", "tcp://o:2", True),
+        ("running", HERE, False),
+        ("closed", "tcp://o:2", False),
+        (None, HERE, False),
+    ],
+)
 def test_a_client_before_the_cluster(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: str | None, is_told: bool
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    status: str | None,
+    of: str,
+    is_told: bool,
 ) -> None:
     def current() -> Client:
         if status is None:
             raise ValueError("No clients found")
-        return Client(status)
+        return Client(status, of)
 
     monkeypatch.setattr(distributed.Client, "current", current)
     monkeypatch.setattr(dask_client, "_warned", set())
