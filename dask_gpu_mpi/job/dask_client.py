@@ -151,7 +151,9 @@ class DaskUse:
         self.has_computed_locally = True
         # A script that was made for one machine may request one of these; libraries compute small things with "sync".
         if any(getattr(client, "status", None) == "running" for client in list(_clients)):
-            modules = {frame.f_globals.get("__name__") for frame, _ in traceback.walk_stack(None)}
+            modules = {
+                frame.f_globals.get("__name__") for frame, _ in traceback.walk_stack(inspect.currentframe())
+            }
             for scheduler, module in _LOCAL_SCHEDULERS.items():
                 if module in modules:
                     text = f"{scheduler} compute in the script's own process, without the workers"
