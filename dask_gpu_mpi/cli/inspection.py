@@ -178,9 +178,8 @@ def check(
 
     given, words = split_run(given, program)
     try:
-        script = (
-            Program.of(words) if words and words[0] != "-m" else None
-        )  # a module is found by a path that is not set here
+        # a module is found by a path that is not set here
+        script = Program.of(words) if words and words[0] != "-m" else None
         code = run_check(
             lambda: read_texts(given),
             kernel=kernel,

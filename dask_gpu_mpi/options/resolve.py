@@ -67,9 +67,8 @@ def resolve(
         )
     settings.agree()
     own = os.environ.get("DASK_CONFIG", "")
-    if (
-        own and not own.startswith("/proc/") and not os.path.exists(own)
-    ):  # those of `job.child_processes` end with their job
+    # a path below /proc is of `job.child_processes`, and ends with its job
+    if own and not own.startswith("/proc/") and not os.path.exists(own):
         warning = Problem(
             f"environment DASK_CONFIG: Dask ignores {own!r}, which does not exist", fix="correct or unset it"
         )
