@@ -180,6 +180,8 @@ _use: DaskUse | None = None
 _returned_false = False
 #: The clients that the script has made since its process has had a cluster.
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
+#: Addresses of other clusters, of which clients are intended.
+_expected: set[str] = set()
 #: The classes of which a warning was printed: one of each is enough.
 _warned: set[str] = set()
 
@@ -200,8 +202,7 @@ def prefer_cluster(address: str, before_shutdown: Callable[[], None]) -> DaskUse
         other = Client.current()
         if other.status == "running" and getattr(other.scheduler, "address", address) != address:
             _warn_once(
-                "Client",
-                "one was made before the job's cluster, and is of another one. Fix: Client() after initialize()",
+                "Client before initialize()", "it is of another cluster. Fix: Client() after initialize()"
             )
     return _use
 
@@ -304,8 +305,10 @@ def _on_client(client: Client, address: Any, kwargs: dict[str, Any]) -> dict[str
         )
     if not isinstance(of, str) or of == use.address:
         use.on_client()
-    elif isinstance(address, str) and not (use.has_other_cluster or _has_same_port(address, use.address)):
-        _warn_once(address, "this is not the address of the job's cluster. Fix: client = Client()")
+    elif isinstance(address, str) and not (
+        use.has_other_cluster or address in _expected or _has_same_port(address, use.address)
+    ):
+        _warn_once("Client(ADDRESS)", f"{address} is not the job's cluster. Fix: client = Client()")
     file = kwargs.get("scheduler_file")
     if file and not os.path.exists(file):
         _warn_once(
@@ -338,7 +341,7 @@ def _has_same_port(address: str, other: str) -> bool:
 
 def expect_client(address: str) -> None:
     """A client of this cluster, which may be another one than the job's, is intended."""
-    _warned.add(address)
+    _expected.add(address)
 
 
 def _warn_once(kind: str, text: str) -> None:

@@ -153,12 +153,10 @@ class ExceptHook:
         if isinstance(error, DaskGpuMpiError) and not error.of_script:
             if not error.reported:
                 say(f"error: {error}")
+            if hasattr(sys, "ps1") or sys.flags.interactive:
+                return  # the prompt goes on
             # CPython uses the code of a SystemExit from the hook (Python/pythonrun.c, _PyErr_PrintEx).
             raise SystemExit(error.exit_code)
-        if type(error).__module__.startswith("dask_mpi."):
-            say(
-                "error: the job's cluster is not dask_mpi's, which the script uses. Fix: from dask_gpu_mpi import initialize"
-            )
         if (label := self.label()) is not None:
             say(label)
 

@@ -24,6 +24,7 @@ from enum import Enum
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import outcome
 
@@ -33,14 +34,14 @@ if TYPE_CHECKING:
 #: Libraries that each of Dask's processes imports. The script's folder is searched first, so none of its files may have such a
 #: name.
 _REQUIRED = (
-    "click", "cloudpickle", "dask", "dask_gpu_mpi", "distributed", "locket", "msgpack", "numpy", "packaging", "psutil",
+    "cloudpickle", "dask", "dask_gpu_mpi", "distributed", "locket", "msgpack", "numpy", "packaging", "psutil",
     "sortedcontainers", "tblib", "tlz", "toolz", "tornado", "yaml", "zict",
 )  # fmt: skip
 #: These, other libraries, and modules of Python's own that users may choose as a name: a script must have another one.
 _RESERVED = (
     "calendar", "copy", "csv", "json", "logging", "numbers", "queue", "random", "signal", "types",
-    "bokeh", "cuda", "cudf", "cupy", "dask_cuda", "fsspec", "jinja2", "lz4", "mpi4py", "msgspec", "numba", "pandas", "pyarrow",
-    "pynvml", "rich", "rmm", "ucxx", "urllib3", *_REQUIRED,
+    "bokeh", "click", "cuda", "cudf", "cupy", "dask_cuda", "fsspec", "jinja2", "lz4", "mpi4py", "msgspec", "numba", "pandas",
+    "pyarrow", "pynvml", "rich", "rmm", "ucxx", "urllib3", *_REQUIRED,
 )  # fmt: skip
 #: Python's file name of the code of ``-c``.
 _COMMAND = "<string>"
@@ -280,6 +281,10 @@ def run_script(program: Program) -> None:
     except BaseException as error:
         outcome.note(outcome.outcome_of_error(error))
         error = error.with_traceback(_from_script(error.__traceback__))
+        if type(error).__module__.startswith("dask_mpi."):
+            say(
+                "error: the job's cluster is not dask_mpi's, which the script uses. Fix: from dask_gpu_mpi import initialize"
+            )
         with outcome.reporting():
             sys.excepthook(type(error), error, error.__traceback__)
         raise SystemExit(outcome.code_of_exception(error)) from None

@@ -28,7 +28,7 @@ from dask_gpu_mpi.options.model import (
     WorkerUcx,
 )
 
-#: Settings of Dask at which workers spill, pause or restart. With a text each worker logs an error again and again.
+#: Settings of Dask at which workers spill, pause or restart. With others each worker logs an error again and again.
 MEMORY, THRESHOLDS = "distributed.worker.memory", ("target", "spill", "pause", "terminate")
 
 
@@ -109,7 +109,7 @@ def _configured(source: Source) -> Iterator[tuple[Option, Any, str]]:
             )
         yield OPTIONS[name], value, origin
     for key, value, variable in settings_of(config, MEMORY):
-        if key in THRESHOLDS and not (value is None or isinstance(value, Real)):
+        if key in THRESHOLDS and not (isinstance(value, Real) or (key == "target" and value is None)):
             raise OptionError(
                 f"{f'environment {variable}' if variable else f'configuration {MEMORY}.{key}'}: invalid value {show(value)}",
                 expected="a fraction of the worker's memory limit, such as 0.7, or false",

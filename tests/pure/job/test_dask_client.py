@@ -122,7 +122,7 @@ def test_a_computation_beside_a_client_without_the_workers(
         (None, {}, ""),
         (HERE, {}, ""),
         ("localhost:1", {}, ""),
-        ("tcp://other:2", {}, "tcp://other:2: this is not the address of the job's cluster. Fix: "),
+        ("tcp://other:2", {}, "Client(ADDRESS): tcp://other:2 is not the job's cluster. Fix: "),
         (
             None,
             {"scheduler_file": "none.json"},
@@ -201,7 +201,7 @@ def test_a_client_before_the_cluster(
     monkeypatch.setattr(dask_client, "_use", None)
     monkeypatch.setattr(dask_client, "_replace_methods", lambda: None)
     dask_client.prefer_cluster(HERE, lambda: None).stop()
-    said = "Client: one was made before the job's cluster, and is of another one. Fix: Client() after initialize()"
+    said = "Client before initialize(): it is of another cluster. Fix: Client() after initialize()"
     assert (said in capsys.readouterr().err) is is_told
 
 

@@ -54,7 +54,7 @@ def test_what_can_not_be_configured(
 
 @pytest.mark.parametrize(
     ("value", "is_valid"),
-    [(0.7, True), (1.5, True), (False, True), (None, True), ("lots", False), ([1], False)],
+    [(0.7, True), (1.5, True), (False, True), (None, False), ("lots", False), ([1], False)],
 )
 def test_thresholds_of_memory(value: Any, is_valid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with dask.config.set({"distributed.worker.memory.pause": value}):
