@@ -471,7 +471,8 @@ class Part:
             await asyncio.sleep(start.delay)
         if start.scheduler:
             await self._reach_scheduler(start)
-        plans = start.workers
+        # The hub may have sent this before it knew that the rank's workers have ended for good.
+        plans = start.workers if self._entry is not None and self._entry.workers else ()
         if plans:
             if (directory := self._options.log_directory) is not None:
                 logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")

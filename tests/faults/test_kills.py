@@ -162,6 +162,7 @@ def kill_again(others):
 def test_agent_too_often(mpirun: Mpi, others: list[str]) -> None:
     body = f"{AGAIN}kill_again({others})\n"
     if others:
+        body += f"time.sleep(3)\nwait_for_names(*{others})\n"  # its workers would have come back by now
         body += "check_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
         code, says = 3, ("rank 2 removed, continuing with the other ranks", "restarting it in 0.3 s")
     else:

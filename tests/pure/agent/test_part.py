@@ -281,13 +281,16 @@ async def test_a_hub_that_is_not_reached_is_reported_to_the_rank(bench: Bench, w
 
 @pytest.mark.parametrize("workers", [True, False])
 async def test_another_agent_of_a_rank_waits_for_the_order_to_start(bench: Bench, workers: bool) -> None:
-    """It is told that its workers are gone for good if they are."""
+    """If its workers are gone for good, it tells that, and starts none."""
     async with bench.running(enters=False):
         await bench.enter(again=True, workers=workers)
         if workers:
             await bench.start()
         else:
             assert await bench.heard() == Event(1, Kind.WORKERS_ENDED, True)
+            bench.send(Kind.START, START)  # sent before that has come
+            assert (await bench.heard()).kind == Kind.READY
+            assert bench.calls == []
 
 
 @pytest.fixture
