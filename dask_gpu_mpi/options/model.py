@@ -268,12 +268,12 @@ class Options:
         ("--log-level",), topic="Dashboard, logs and report",
         choices=("debug", "info", "warning", "error", "critical"))
     log_directory: str | None = option("path", None,
-        "Directory for a log file of the scheduler, of each rank and of each worker, instead of the standard error. Files that "
-        "are there get more lines.",
+        "Directory for a log file of the scheduler, of each rank and of each worker, instead of the standard error. Existing "
+        "files get more lines.",
         ("--log-directory",), topic="Dashboard, logs and report")
     report: str | None = option("path", None,
-        "Report of the job, written when the script ends, however it ends: FILE.html for a browser (needs bokeh), FILE.json its "
-        "figures.",
+        "Report of the job, written when the script ends, even by an exception: FILE.html for a browser (needs bokeh), FILE.json "
+        "its figures.",
         ("--report",), topic="Dashboard, logs and report")
     summary: bool = option("bool", False,
         "End the job's output with the report's summary: were the GPUs busy, where did the time go, what to change.",
