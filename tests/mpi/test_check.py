@@ -45,9 +45,10 @@ def test_all_is_well(mpirun: Mpi) -> None:
     assert done.stderr == ""  # the lines of a job are for jobs
 
 
-def test_json_with_the_options_and_the_script_of_the_job(mpirun: Mpi) -> None:
+def test_json_with_the_options_and_the_script_of_the_job(mpirun: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text("raise SystemExit(3)  # it does not run")
     line = "--worker-class distributed.Nanny --shutdown-timeout 9s --json my.py --flag --json"
-    done = mpirun.run([*CHECK, *line.split()], 2).check()
+    done = mpirun.run([*CHECK, *line.split()], 2, cwd=tmp_path).check()
     data = json.loads(done.stdout)
     assert (data["exit_code"], data["world_size"]) == (0, 2)
     assert data["scheduler"] == {"rank": 0, "host": HOST, "address": "127.0.0.1"}
@@ -63,6 +64,17 @@ def test_json_with_the_options_and_the_script_of_the_job(mpirun: Mpi) -> None:
     assert sent == [(0, 1, None), (1, 0, None)]
     assert all(one["rate"] > 0 for one in data["transfers"])
     assert findings(done) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "script 'my.py' does not exist"), ("x = 1 +", "Python can't compile it")]
+)
+def test_a_script_that_could_not_run(mpirun: Mpi, tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "my.py").write_text(text)
+    done = mpirun.run([*CHECK, "my.py"], 2, cwd=tmp_path).check(1)
+    assert "  ERROR    start " in done.stdout
+    assert said in done.stdout
 
 
 def test_gpus(mpirun: Mpi) -> None:
