@@ -45,7 +45,7 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
            "--gpus-per-node (Slurm, PBS).", ("--gpus",), minimum=1, maximum=_LARGEST),
     Option("int", "ranks_per_node", None, "Ranks on each node; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
-    Option("int", "cpus_per_node", None, "Cores of each node; required by PBS and --shared.", ("--cpus-per-node",),
+    Option("int", "cpus_per_node", None, "Cores of each node; PBS: default 64.", ("--cpus-per-node",),
            minimum=1),
     Option("int", "cpus_per_gpu", None, "Cores for each GPU, instead of --cpus-per-node.", ("--cpus-per-gpu",), minimum=1),
     Option("str", "memory_per_node", None, "Memory of each node, such as 64G. Default: all; with --shared the site's default.",

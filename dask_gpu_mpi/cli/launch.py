@@ -78,6 +78,13 @@ LAUNCH_OPTIONS = [
 
 #: Ranks for each core from which on there is a warning.
 MOST_PER_CORE = 4
+#: Variables that only job scripts read, and what to do without one.
+OF_JOB_SCRIPTS = {
+    "DGM_SETUP": "source it before `launch`",
+    "DGM_PROGRAM": "give the script to `launch`",
+    "DGM_LAUNCHER": "--launcher",
+    "DGM_RESTARTS": "--requeue",
+}
 #: Commands that all ranks of an allocation carry out.
 RANK_COMMANDS = ("check", "plan")
 
@@ -383,11 +390,9 @@ def _warnings(
         )
     if is_given("mpi") and not starter.mpi:
         yield Problem(f"launch: --mpi: no effect, since {starter.path} starts the ranks", fix="leave it out")
-    if (setup := environ.get("DGM_SETUP")) and not batch_job(environ):
-        yield Problem(
-            f"launch: DGM_SETUP: {setup!r} is not read: only job scripts source it",
-            fix="source it before `launch`",
-        )
+    for name, fix in OF_JOB_SCRIPTS.items():
+        if (value := environ.get(name)) and not batch_job(environ):
+            yield Problem(f"launch: {name}: {value!r} is not read: only job scripts do that", fix=fix)
     is_alone = (
         starter.launcher is LOCAL and where.ranks == 1 and not (is_given("ranks") or batch_job(environ))
     )

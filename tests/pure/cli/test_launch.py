@@ -135,12 +135,17 @@ SLURMS = ("--launcher", "srun", "--mpi", "pmi2")
         (
             {"DGM_SETUP": "/env.sh"},
             (),
-            "DGM_SETUP: '/env.sh' is not read: only job scripts source it. Fix: source it before",
+            "DGM_SETUP: '/env.sh' is not read: only job scripts do that. Fix: source it before",
         ),
         (
             {},
             ("my.py", "-n", "4"),
             "one rank starts: -n comes after the script, which gets it. Fix: options of launch before",
+        ),
+        (
+            {"DGM_LAUNCHER": "srun"},
+            (),
+            "DGM_LAUNCHER: 'srun' is not read: only job scripts do that. Fix: --launcher",
         ),
         ({}, ("-n1", "my.py", "-n", "4"), ""),
         ({}, ("my.py", "-n", "100000"), ""),
