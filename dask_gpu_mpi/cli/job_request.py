@@ -107,6 +107,8 @@ def request(
             f"{_origin('time', source)}: invalid value {show(text)}",
             expected=f"a walltime of {title} above zero, such as 01:30:00; also {', '.join(form.times)}",
         )
+    if text.isdecimal() and form.times[0] == "S":
+        say(f"--time {text}: {counted(seconds, 'second')} with {batch_system(system).title}")
     _settle_resources(values, source)
     if (setup := values.get("setup")) and not os.path.isfile(setup):
         raise OptionError(
@@ -210,9 +212,8 @@ def load_site(name: str) -> dict[str, Any]:
         # as texts: other loaders read an account 0123 as 83, and a time 1:30:00 as 5400
         found = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise InputError(
-            f"--site {name}: can't be read ({one_line(error)})", expected="a YAML file"
-        ) from None
+        origin = f"{SITE}={name}" if os.environ.get(SITE) == name else f"--site {name}"
+        raise InputError(f"{origin}: can't be read ({one_line(error)})", expected="a YAML file") from None
     if not isinstance(found, dict):
         found = {}
     found = {key: value for key, value in found.items() if value not in ("", "null", "~")}

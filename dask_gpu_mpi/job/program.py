@@ -135,7 +135,19 @@ class Program:
             what, words = "is a shell script", _NOT_SHELL
         else:
             return
-        if path in ("run", "python", "python3", "bash", "sh", "dask-gpu-mpi", "srun", "mpirun", "mpiexec"):
+        if path in (
+            "run",
+            "launch",
+            "check",
+            "python",
+            "python3",
+            "bash",
+            "sh",
+            "dask-gpu-mpi",
+            "srun",
+            "mpirun",
+            "mpiexec",
+        ):
             words = "give the script alone, without a command before it"
         self._refuse(what, words, commands)
 
