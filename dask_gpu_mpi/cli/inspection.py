@@ -138,9 +138,14 @@ def _memory(text: str | None) -> int:
     from dask_gpu_mpi.machine.inventory import NODE_MEMORY
 
     try:
-        return NODE_MEMORY if text is None else parse_bytes(text)
+        memory = NODE_MEMORY if text is None else parse_bytes(text)
     except ValueError as error:
         raise InputError(f"command line: --memory-per-node {text!r}: {error}") from None
+    if memory < 2**20:
+        raise InputError(
+            f"command line: --memory-per-node {text!r}: {memory} bytes", expected="a size such as 64G"
+        )
+    return memory
 
 
 @click.command(

@@ -300,6 +300,12 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
         wait_for_scheduler_file,
     )
 
+    if "://" in os.fspath(scheduler_file):
+        raise InputError(
+            f"connect: {os.fspath(scheduler_file)!r} is an address",
+            expected="a scheduler file, which also has the certificate",
+            fix="connect('cluster.json')",
+        )
     if not kwargs.get("asynchronous"):  # the wait would block the client's event loop
         wait_for_scheduler_file(scheduler_file, kwargs.get("timeout"))
     target = read_scheduler_file(scheduler_file)

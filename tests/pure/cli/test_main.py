@@ -198,6 +198,7 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
         ("top --json --scheduler-file none", "no scheduler file"),
         ("top --scheduler-file none", "--once or --json"),  # no terminal
         ("plan --nodes 1 analysis.py", "extra argument (analysis.py). Fix: leave the script out"),
+        ("plan --nodes 1 --memory-per-node 512", "--memory-per-node '512': 512 bytes (expected a size such as 64G)"),
         ("plan --nodes 1 --memory-per-node 1x", "command line: --memory-per-node '1x': "),
         ("plan --nodes 1 --nthreads x", "--nthreads"),
         ("plan --nodes 1 --layout exclusive --ranks-per-node 1", "at least 3 ranks"),

@@ -70,7 +70,9 @@ def report(error: BaseException) -> None:
     sys.excepthook(type(error), error, None)
 
 
-@pytest.mark.parametrize("call", ["current_session()", "connect()", "connect('no.json', timeout=0.1)"])
+@pytest.mark.parametrize(
+    "call", ["current_session()", "connect()", "connect('no.json', timeout=0.1)", "connect('tls://h:1')"]
+)
 def test_errors_of_a_process_without_a_cluster_are_one_line(call: str, tmp_path: Path) -> None:
     done = run_python(f"import dask_gpu_mpi; dask_gpu_mpi.{call}", cwd=tmp_path)
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False), done.stderr
