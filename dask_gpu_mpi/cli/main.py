@@ -204,6 +204,8 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
         return f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
     if (name.startswith("rmm_") or name in OF_WORKERS) and arguments[0] != top.name:
         return f"No such option {flag!r}. Fix: --worker-options '{{\"{name}\": VALUE}}'"
+    if flag == "--np":
+        return f"No such option {flag!r}. Fix: -n"
     if flag in ("-n", "--ranks"):
         return f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {flag} N SCRIPT"
     if is_jobscript and "--" not in arguments:

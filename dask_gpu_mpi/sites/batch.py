@@ -368,7 +368,8 @@ def parse_hosts(text: str) -> Mapping[str, int]:
         named = _HOST.fullmatch(word)
         if named is None:
             raise InputError(
-                f"--hosts: invalid node {word[:60]!r}", expected="NAME or NAME:RANKS", fix="--hosts h1,h2:2"
+                f"--hosts {text[:60]}: invalid node {word[:60]!r}",
+                expected="NAME or NAME:RANKS, such as h1 or h2:2",
             )
         hosts[named[1]] += int(named[2] or 1)
     if not hosts:
