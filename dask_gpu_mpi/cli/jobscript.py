@@ -83,7 +83,11 @@ def submit(system: str, program: str | os.PathLike[str] | Sequence[str], **optio
 
 
 def _words(program: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
-    return (os.fspath(program),) if isinstance(program, (str, os.PathLike)) else tuple(program)
+    return (os.fspath(program),) if isinstance(program, (str, os.PathLike)) else tuple(map(_text, program))
+
+
+def _text(word: object) -> str:
+    return os.fspath(word) if isinstance(word, os.PathLike) else str(word)
 
 
 class _Jobscript(HelpCommand):

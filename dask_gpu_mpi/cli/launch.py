@@ -258,6 +258,14 @@ def _allocation(
     named = parse_hosts(hosts) if hosts is not None else None
     if named:
         ranks_per_node = None  # --hosts has the ranks of each node already
+        total = sum(named.values())
+        if ranks == total:
+            ranks = None
+        elif ranks is not None and total > len(named):
+            raise InputError(
+                f"launch: -n {ranks} with --hosts {hosts}, which has {total} ranks",
+                fix="leave -n, or the numbers of ranks, out",
+            )
         if not dry_run:
             _refuse_unknown_hosts(named)
     return find_allocation(environ, ranks=ranks, ranks_per_node=ranks_per_node, hosts=named, ask=_ask)

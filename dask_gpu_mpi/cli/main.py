@@ -204,10 +204,12 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
         return f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
     if (name.startswith("rmm_") or name in OF_WORKERS) and arguments[0] != top.name:
         return f"No such option {flag!r}. Fix: --worker-options '{{\"{name}\": VALUE}}'"
-    if flag == "--np":
+    if flag in ("--np", "--workers", "--n-workers"):
         return f"No such option {flag!r}. Fix: -n"
-    if flag in ("-n", "--ranks"):
-        return f"{error.message} Fix: it is an option of launch: dask-gpu-mpi launch {flag} N SCRIPT"
+    of_cluster = any(flag in option.flags for option in OPTIONS.values())
+    if arguments[0] != launch.name and flag in _flags_of(launch) and not of_cluster:
+        value = " N" if flag in ("-n", "--ranks") else ""
+        return f"No such option {flag!r}. Fix: it is an option of launch: dask-gpu-mpi launch {flag}{value} SCRIPT"
     if is_jobscript and "--" not in arguments:
         return f"No such option {flag!r}. Fix: `--` before the script"
     if is_jobscript:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import os
 import signal
@@ -76,7 +77,7 @@ class Walltime:
         Raises an InputError if a signal has another handler, and this is not the main thread, which alone can change that; or for
         a wrong argument, of which the script would learn when its time is over.
         """
-        if not callable(callback):
+        if not _needs_no_argument(callback):
             raise InputError(
                 f"on_walltime: callback: invalid value {show(callback)}",
                 expected="a function without arguments",
@@ -257,3 +258,17 @@ def _is_interrupted() -> bool:
     raised: object = sys._current_exceptions().get(threading.main_thread().ident or 0)
     error = raised[1] if isinstance(raised, tuple) else raised  # a tuple before Python 3.12
     return isinstance(error, KeyboardInterrupt)
+
+
+def _needs_no_argument(callback: object) -> bool:
+    """Whether it can be called without arguments, as far as is known."""
+    if not callable(callback):
+        return False
+    try:
+        signature = inspect.signature(callback)
+    except (TypeError, ValueError):  # of a function in C
+        return True
+    return all(
+        each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        for each in signature.parameters.values()
+    )

@@ -400,6 +400,11 @@ def import_config(*, alone: bool = False) -> Any:
         raise InputError(
             f"Dask's configuration can't be read: {one_line(error)}", fix="correct or remove that file"
         ) from None
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"{sys.executable} can't import Dask: {one_line(error)}",
+            fix="activate the environment that has it; or rename a file of yours with such a name",
+        ) from None
     return dask.config
 
 

@@ -202,6 +202,7 @@ def test_script_from_python_is_that_of_the_command() -> None:
     assert dask_gpu_mpi.job_script("slurm", ["my.py", "a b"], **lists, **shape) == script(
         f"{words} -- my.py 'a b'"
     )
+    assert "\nprogram=(my.py 3)\n" in dask_gpu_mpi.job_script("slurm", [Path("my.py"), 3], **shape)
     from_path = dask_gpu_mpi.job_script("slurm", Path("my.py"), **shape)
     assert from_path == dask_gpu_mpi.job_script("slurm", "my.py", **shape)
 

@@ -59,6 +59,8 @@ def test_dry_run_has_the_options_of_run_and_the_script_as_they_are(
     assert "--check" not in found[: found.index("run")]
     found = dry("--hosts", "h1,h2:2", "--check", "my.py")
     assert found.count("h1:1,h2:2") == 2
+    assert "h1:1,h2:2" in dry("--hosts", "h1,h2:2", "-n3", "my.py")
+    assert "h1:2,h2:2" in dry("--hosts", "h1,h2", "-n4", "my.py")
     assert found.index("check") < found.index("&&") < found.index("run")
 
 

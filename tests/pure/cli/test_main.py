@@ -214,6 +214,8 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
         ("launch -n 0 my.py", "'-n' / '--ranks': 0 is not a whole number of 1 to 1000000"),
         ("launch --check -np 3 my.py", "No such option '-np'. Fix: -n 3"),
         ("launch -np", "No such option '-np'. Fix: -n N"),
+        ("launch --hosts h1:3,h2 -n 5 my.py", "-n 5 with --hosts h1:3,h2, which has 4 ranks. Fix: "),
+        ("run --launcher srun my.py", "No such option '--launcher'. Fix: it is an option of launch: "),
         ("launch --np 4 my.py", "No such option '--np'. Fix: -n"),
         ("launch -n four my.py", "'four' is not a whole number of 1 to 1000000"),
         ("launch -n 4 --ranks-per-node 2 my.py", "launch: -n 4 with --ranks-per-node 2 (expected one of them)"),

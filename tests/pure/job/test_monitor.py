@@ -22,6 +22,7 @@ from unittest.mock import Mock
 import pytest
 
 from dask_gpu_mpi.base.signals import install
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import monitor as module
 from dask_gpu_mpi.job.member import Ending
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
@@ -312,3 +313,22 @@ def test_a_handler_that_replaces_ours_is_reported_once(capsys: pytest.CaptureFix
     for _ in range(2):
         walltime.check()
     assert capsys.readouterr().err.count("warning: on_walltime: SIGUSR2 got another handler") == 1
+
+
+@pytest.mark.parametrize(
+    ("callback", "is_valid"),
+    [
+        ("save", False),
+        (lambda state: None, False),
+        (print, True),
+        ([].clear, True),
+        (lambda state=None, *more: None, True),
+    ],
+)
+def test_a_callback_is_called_without_arguments(callback: Any, is_valid: bool) -> None:
+    walltime = Walltime({}, None, lambda *_: None)
+    if is_valid:
+        walltime.call_back(callback, 30.0)
+    else:
+        with pytest.raises(InputError, match="expected a function without arguments"):
+            walltime.call_back(callback, 30.0)
