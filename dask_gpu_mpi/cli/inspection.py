@@ -83,7 +83,10 @@ def plan(
                 raise InputError("command line: --gpus with --nodes", expected="one of them")
             gpus_per_node = gpus_per_node or total
             nodes = -(-total // gpus_per_node)
-        if svg is not None and svg.lower().endswith((".png", ".pdf", ".jpg", ".html")):
+        # nor a script, if the name of the picture was forgotten
+        if svg is not None and (
+            svg.lower().endswith((".png", ".pdf", ".jpg", ".html")) or svg.endswith(".py")
+        ):
             raise InputError(f"command line: --svg {svg!r}", expected="a name that ends with .svg")
         if nodes is None:
             _refuse_shape()

@@ -57,7 +57,13 @@ def write_scheduler_file(
     config: dict[str, Any],
     dashboard: str | None = None,
 ) -> None:
-    """Write the file, mode 0600, by rename; raises an InputError."""
+    """Write the file, mode 0600, by rename; an InputError if that fails, or would replace another kind of file."""
+    if _has_other_content(path):
+        raise InputError(
+            f"the file {path!r} exists, and is no scheduler file",
+            expected="a name for a new file",
+            fix="give another one with scheduler_file (--scheduler-file)",
+        )
     content = {
         "type": "Scheduler",
         "id": identity,
@@ -73,6 +79,21 @@ def write_scheduler_file(
             f"the scheduler file {path!r} can't be written ({error.strerror})",
             fix="give another path with scheduler_file (--scheduler-file)",
         ) from None
+
+
+def _has_other_content(path: str) -> bool:
+    """Whether a file is there, perhaps the user's script, that no job has written as its scheduler file."""
+    with (
+        contextlib.suppress(OSError),
+        located(path) as (folder, name),
+        open(open_regular(folder, name), "rb") as file,
+    ):
+        try:
+            content = json.loads(file.read() or b'{"address": ""}')
+        except (ValueError, RecursionError):
+            return True
+        return not (isinstance(content, dict) and "address" in content)
+    return False
 
 
 def remove_scheduler_file(path: str, identity: str) -> None:

@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "with space 'and quote.json"
-    path.write_text("an older file")
+    path.write_text('{"address": "tcp://older:1"}')
     path.chmod(0o644)
     link = "https://h:1/status?token=abc"
     write_scheduler_file(str(path), "tls://10.0.0.1:1", 8787, "Scheduler-x", CONFIG, link)
@@ -51,6 +51,21 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path.write_text('{"address": "tcp://h:1", "services": {"dashboard": 8787}}')  # of Dask's own
     assert read_scheduler_file(path) == Target("tcp://h:1", {}, None)
     assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_replaced"), [("import dask", False), ('{"lr": 0.1}', False), ("[1]", False), ("", True)]
+)
+def test_a_file_of_another_kind_is_not_replaced(path: Path, text: str, is_replaced: bool) -> None:
+    path.write_text(text)
+    if is_replaced:
+        write_scheduler_file(str(path), "tls://h:1", None, "a", CONFIG)
+    else:
+        with pytest.raises(
+            InputError, match=r"s.json' exists, and is no scheduler file \(expected a name for a new file"
+        ):
+            write_scheduler_file(str(path), "tls://h:1", None, "a", CONFIG)
+    assert (path.read_text() == text) is not is_replaced
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(30, 30), ("1m", 60), (None, 30)])
