@@ -147,6 +147,10 @@ def launch(
             resolved = read_texts(given)
         except InputError:  # the ranks report it
             resolved = None
+        if (
+            resolved is not None and resolved.walltime_signal
+        ):  # perhaps in a file, which the job's default must not override
+            environ.setdefault("DASK_GPU_MPI__WALLTIME_SIGNAL", resolved.walltime_signal)
         local = given["local_directory"] or environ.get("DGM_SCRATCH")
         if not local and resolved is not None:
             local = resolved.local_directory
@@ -159,7 +163,7 @@ def launch(
             expect_gpus=expect_gpus,
             container=_container(container, container_runtime, container_mounts, kind, environ),
             stage=_stage(stage, local, where, requeues=restarts is not None),
-            log_directory=given["log_directory"] or "",
+            log_directory=given["log_directory"] or (resolved and resolved.log_directory) or "",
             local_directory=local or "",
             launcher_options=(*users_words, *_words(launcher_options)),
             profile=tuple(_split(f"--profile {profile!r}", profile or "", "nsys, or words of a shell")),

@@ -104,6 +104,21 @@ def test_the_plugin_of_srun(dry: Dry, program: Make, monkeypatch: pytest.MonkeyP
     assert "--mpi=pmi2" in dry("--launcher", "srun", "--mpi", "pmi2", "my.py")
 
 
+def test_a_file_of_dasks_configuration_beats_the_defaults_of_a_job(
+    dry: Dry, program: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("srun")
+    for variable, value in {**SLURM, "SLURM_JOB_ID": "42"}.items():
+        monkeypatch.setenv(variable, value)
+    line = " ".join(dry("--launcher", "srun", "--mpi", "pmi2", "my.py"))
+    assert "--log-directory logs/42" in line
+    assert "DASK_GPU_MPI__WALLTIME_SIGNAL=USR1" in line
+    with dask.config.set({"gpu-mpi.log-directory": "/x", "gpu-mpi.walltime-signal": "USR2"}):
+        line = " ".join(dry("--launcher", "srun", "--mpi", "pmi2", "my.py"))
+    assert "--log-directory" not in line
+    assert "WALLTIME_SIGNAL" not in line
+
+
 def test_check_without_a_script_is_all_there_is(dry: Dry, monkeypatch: pytest.MonkeyPatch) -> None:
     def commands(*given: str) -> list[str]:
         return [word for word in dry("--check", *given) if word in ("check", "run")]
