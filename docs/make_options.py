@@ -44,7 +44,7 @@ An option can be set in several places. The first one in this table has priority
 
 | place | spelling |
 |---|---|
-| command line; in `mpirun python script.py` a keyword of `initialize()` | `--scheduler-port 9000`, `scheduler_port=9000` |
+| command line, or a keyword of `initialize()` (`mpirun python script.py`) | `--scheduler-port 9000`, `scheduler_port=9000` |
 | environment: two underscores after `MPI` | `DASK_GPU_MPI__SCHEDULER_PORT=9000` |
 | Dask's YAML files: below `gpu-mpi:` | `scheduler-port: 9000` |
 

@@ -219,7 +219,7 @@ class Options:
         "Rank on whose node the scheduler runs.",
         ("--scheduler-rank",), topic="Ranks", same=True, plan=True, minimum=0)
     client_rank: int | None = option("int", None,
-        "Rank that runs the client script. Default: 0; exclusive: the first without scheduler.",
+        "Rank that runs the client script. Default: 0; exclusive: 1, or 0 if the scheduler is on 1.",
         ("--client-rank",), topic="Ranks", same=True, plan=True, minimum=0)
     startup_timeout: float = option("duration", 300.0,
         "Seconds (or 5m) within which all workers have to be up, else the job fails.",
