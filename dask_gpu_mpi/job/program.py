@@ -39,7 +39,7 @@ _REQUIRED = (
 )  # fmt: skip
 #: These, other libraries, and modules of Python's own that users may choose as a name: a script must have another one.
 _RESERVED = (
-    "calendar", "copy", "csv", "json", "logging", "numbers", "queue", "random", "signal", "types",
+    "calendar", "copy", "csv", "http", "json", "logging", "numbers", "queue", "random", "signal", "types",
     "bokeh", "click", "cuda", "cudf", "cupy", "dask_cuda", "fsspec", "jinja2", "lz4", "mpi4py", "msgspec", "numba", "pandas",
     "pyarrow", "pynvml", "rich", "rmm", "ucxx", "urllib3", *_REQUIRED,
 )  # fmt: skip

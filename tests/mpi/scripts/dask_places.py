@@ -12,7 +12,7 @@ from distributed import Client, performance_report, wait, worker_client
 from support.jobs.scripts.tell import tell, wait_until
 
 FOLDER = Path(sys.argv[1])
-SECONDS = 40  # for each of them
+SECONDS = 90  # for each of them
 
 
 def late(number, frame):
@@ -67,7 +67,7 @@ def upload():
     before = pids()
     with contextlib.suppress(Exception):
         client.run(os.kill, before["1"], signal.SIGKILL, workers=[address_of("1")])
-    wait_until(lambda: pids(on_error="ignore").get("1", before["1"]) != before["1"], 30)
+    wait_until(lambda: pids(on_error="ignore").get("1", before["1"]) != before["1"], 60)
     return found | {"died": list(client.run(use).values())}
 
 
