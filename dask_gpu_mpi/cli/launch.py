@@ -147,9 +147,8 @@ def launch(
             resolved = read_texts(given)
         except InputError:  # the ranks report it
             resolved = None
-        if (
-            resolved is not None and resolved.walltime_signal
-        ):  # perhaps in a file, which the job's default must not override
+        if resolved is not None and resolved.walltime_signal:
+            # perhaps in a file, which the job's default must not override
             environ.setdefault("DASK_GPU_MPI__WALLTIME_SIGNAL", resolved.walltime_signal)
         local = given["local_directory"] or environ.get("DGM_SCRATCH")
         if not local and resolved is not None:
