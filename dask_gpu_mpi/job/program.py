@@ -167,10 +167,10 @@ class Program:
                 f"script {self.text!r} has the name of a library: `import {name}` would import the script",
                 fix="rename it",
             )
-        if self.kind in (ProgramKind.SCRIPT, ProgramKind.FOLDER) and not sys.flags.safe_path:
-            files = (os.path.join(self._import_path(), f"{name}.py") for name in _REQUIRED)
-            if (file := next(filter(os.path.isfile, files), None)) is not None:
-                raise InputError(hides_library(file), fix="rename it")
+        if self.kind in (ProgramKind.SCRIPT, ProgramKind.FOLDER) and (
+            files := self._files_beside(_REQUIRED, ".py")
+        ):
+            raise InputError(hides_library(files[0]), fix="rename it")
 
     def _hides(self) -> str:
         """The library that the script would hide; empty: none."""
@@ -183,12 +183,17 @@ class Program:
 
         `imported`: one that this process has imported.
         """
-        files = (f"{name}{end}" for name in _RESERVED for end in (".py", "/__init__.py"))
-        paths = [os.path.join(os.path.abspath(self._import_path()), file) for file in files]
+        files = self._files_beside(_RESERVED, ".py", "/__init__.py")
         if imported:
             here = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-            paths = [path for path in paths if path in here]
-        return "" if sys.flags.safe_path else next(filter(os.path.isfile, paths), "")
+            files = [file for file in files if file in here]
+        return files[0] if files else ""
+
+    def _files_beside(self, names: Sequence[str], *ends: str) -> list[str]:
+        """The files of these libraries in the script's folder, if Python searches that."""
+        folder = os.path.abspath(self._import_path())
+        paths = (os.path.join(folder, f"{name}{end}") for name in names for end in ends)
+        return [] if sys.flags.safe_path else [*filter(os.path.isfile, paths)]
 
     def check_on(self, rank: int, options: Options, commands: Collection[str] = ()) -> None:
         """Raise an error if `rank` is to run the program and can't; `commands` as of `check`."""

@@ -173,15 +173,18 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
 
 def require_credentials(target: Target, path: str | os.PathLike[str]) -> None:
     """Raise an InputError if a client of the cluster of this scheduler file would have no certificate."""
-    import dask
-
-    if target.protocol is Protocol.TLS and not (
-        target.config or dask.config.get("distributed.comm.tls.ca-file", None)
-    ):
+    if _lacks_certificate(target):
         raise InputError(
             f"the scheduler file {os.fspath(path)!r} has no credentials for {target.address}",
             expected="the file of a cluster of this package, or distributed.comm.tls in Dask's configuration",
         )
+
+
+def _lacks_certificate(target: Target) -> bool:
+    import dask.config
+
+    configured = target.config or dask.config.get("distributed.comm.tls.ca-file", None)
+    return target.protocol is Protocol.TLS and not configured
 
 
 def read_target(options: Options) -> Target:
@@ -215,15 +218,13 @@ def _target(options: Options) -> Target:
         # Dask's default, unless the user requests another protocol.
         protocol = options.protocol if options.explicit & {"protocol", "security"} else Protocol.TCP
         address = f"{protocol}://{address}"
-    if address.startswith("tls://"):
-        import dask.config
-
-        if not dask.config.get("distributed.comm.tls.ca-file", None):
-            raise InputError(
-                f"{address} requires certificates, and none are configured",
-                fix="use the cluster's scheduler file instead (--scheduler-file), which carries them",
-            )
-    return Target(address)
+    target = Target(address)
+    if _lacks_certificate(target):
+        raise InputError(
+            f"{address} requires certificates, and none are configured",
+            fix="use the cluster's scheduler file instead (--scheduler-file), which carries them",
+        )
+    return target
 
 
 def _check_open_cluster(target: Target, options: Options) -> None:
