@@ -75,6 +75,15 @@ def test_a_script_that_would_hide_dask(job: Job) -> None:
     assert "dask.py' has the name of a library" in str(job.options)
 
 
+def test_an_option_of_launch(job: Job) -> None:
+    """On a rank it is an error, in the one report of all ranks."""
+    job.run("run", "--launcher", "srun", "my.py")
+    assert (
+        "No such option '--launcher'. Fix: it is an option of launch: dask-gpu-mpi launch --launcher"
+        in str(job.options)
+    )
+
+
 def test_the_clients_rank_checks_the_script(job: Job) -> None:
     job.run("--client-rank", "1", "plam", "argument")
     job.given["check"](0, job.options)
@@ -215,7 +224,6 @@ def test_dask_mpis_way_to_name_a_scheduler(arguments: str, address: str) -> None
         ("launch --check -np 3 my.py", "No such option '-np'. Fix: -n 3"),
         ("launch -np", "No such option '-np'. Fix: -n N"),
         ("launch --hosts h1:3,h2 -n 5 my.py", "-n 5 with --hosts h1:3,h2, which has 4 ranks. Fix: "),
-        ("run --launcher srun my.py", "No such option '--launcher'. Fix: it is an option of launch: "),
         ("launch --np 4 my.py", "No such option '--np'. Fix: -n"),
         ("launch -n four my.py", "'four' is not a whole number of 1 to 1000000"),
         ("launch -n 4 --ranks-per-node 2 my.py", "launch: -n 4 with --ranks-per-node 2 (expected one of them)"),
