@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,11 @@ OF_JOB_SCRIPTS = {
     "DGM_LAUNCHER": "--launcher",
     "DGM_RESTARTS": "--requeue",
 }
+#: The variables that users set.
+VARIABLES = (
+    *("DGM_CHECK", "DGM_LOGS", "DGM_SCRATCH", *OF_JOB_SCRIPTS),
+    *(str(option.envvar) for option in LAUNCH_OPTIONS if option.envvar),
+)
 #: Commands that all ranks of an allocation carry out.
 RANK_COMMANDS = ("check", "plan")
 
@@ -404,6 +410,14 @@ def _warnings(
     for name, fix in OF_JOB_SCRIPTS.items():
         if (value := environ.get(name)) and not batch_job(environ):
             yield Problem(f"launch: {name}: {value!r} is not read: only job scripts do that", fix=fix)
+    for name in environ:
+        if not name.startswith("DGM_") or name in (
+            *VARIABLES,
+            "DGM_RESTART",
+        ):  # which a restarted job of PBS has
+            continue
+        for meant in get_close_matches(name, VARIABLES, 1, 0.85):
+            yield Problem(f"launch: environment {name}: no effect", fix=f"did you mean {meant}?")
     is_alone = (
         starter.launcher is LOCAL and where.ranks == 1 and not (is_given("ranks") or batch_job(environ))
     )

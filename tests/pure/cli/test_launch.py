@@ -168,6 +168,12 @@ SLURMS = ("--launcher", "srun", "--mpi", "pmi2")
         ({}, ("my.py", "-n", "100000"), ""),
         ({}, ("my.py", "-n"), ""),
         ({"DGM_SETUP": "/env.sh", **SLURM}, SLURMS, ""),
+        (
+            {"DGM_SETTUP": "/env.sh", **SLURM},
+            SLURMS,
+            "environment DGM_SETTUP: no effect. Fix: did you mean DGM_SETUP?",
+        ),
+        ({"DGM_RESTART": "1", "DGM_PBS_CPUS": "4", "DGM_PBS_GPUS": "2", "DGM_RUN": "1"}, (), ""),
         ({}, ("--mpi", "pmi2"), "--mpi: no effect, since "),
         (
             {},
