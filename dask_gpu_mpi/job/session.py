@@ -424,7 +424,7 @@ class Session:
         batch system reports that, or when the job is sent SIGTERM or the signal of ``walltime_signal``, if that is earlier. Then
         SystemExit(75) is raised in the script, so that its `finally` and `atexit` run. A requeue checks for the code 75.
 
-        It is called in this process only, not in those that the script forks.
+        It is called in this process only, not in those that the script forks. Another call of this method replaces it.
 
         From this call on these signals are handled here, even if they were ignored before. An earlier handler, of the script or a
         library, is called after `callback`; if it raises SystemExit, the code is still 75. A handler that is set after this call
