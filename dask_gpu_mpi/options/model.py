@@ -180,7 +180,7 @@ class Options:
     # line's name ("dask_mpi").
     # fmt: off
     nthreads: int | None = option("int", None,
-        "Threads of each worker. Default: 1 with a GPU, else the rank's fair share of the node's cores.",
+        "Threads of each worker. Default: 1 with a GPU, else a share of its rank's cores.",
         ("--nthreads",), topic="Workers", same=True, plan=True, minimum=1)
     memory_limit: int | float | str | None = option("memory", "auto",
         "Memory of each worker: bytes, 4GB, a fraction of the node's memory, or 0 for no limit. "
@@ -196,7 +196,7 @@ class Options:
         "GPUs that each GPU worker sees, for models that need several.",
         ("--gpus-per-worker",), topic="Workers", same=True, plan=True, minimum=1)
     cpu_workers: int = option("int", 0,
-        "CPU workers on every node, in addition to those of the GPUs.",
+        "CPU workers of each node with workers, in addition to those of the GPUs.",
         ("--cpu-workers",), topic="Workers", same=True, plan=True, minimum=0)
     default_workers: str = option("choice", "all",
         "Workers for tasks that request no worker and no resource. gpu: the GPU workers, if the cluster has any.",

@@ -459,7 +459,7 @@ def slowed_gpus(data: Data) -> list[str]:
         return []
     worst = max(found, key=lambda name: found[name])
     return [
-        f"heat or a fault of the hardware lowered the clocks of GPUs of {counted(len(found), 'worker')}, of {worst} for "
+        f"heat or the hardware lowered the clocks of GPUs of {counted(len(found), 'worker')}, of {worst} for "
         f"{_percent(found[worst])} of the time. Fix: report the node to the site ({INSPECT_COMMAND} -q -d PERFORMANCE)"
     ]
 

@@ -135,7 +135,7 @@ def waiting(kind: str = "gpu", **options: int) -> dict[str, Any]:
     return data
 
 
-SLOWED = "heat or a fault of the hardware lowered the clocks of GPUs of 1 worker, of 0-2 for 10 %"
+SLOWED = "heat or the hardware lowered the clocks of GPUs of 1 worker, of 0-2 for 10 %"
 POOL = r"workers waited for data of others for \d\d %.* Fix: a memory pool \(worker option rmm_pool_size, docs/gpus.md\), fewer"
 
 
