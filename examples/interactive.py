@@ -2,7 +2,7 @@
 
     dask-gpu-mpi launch -n 2 --scheduler-file cluster.json                   # in a batch job
     python examples/interactive.py cluster.json --grow-to 3 --shutdown      # a notebook's cells, as a script
-    dask-gpu-mpi launch -n 1 --no-scheduler --scheduler-file cluster.json    # in a second batch job, at any time
+    dask-gpu-mpi launch -n 1 --no-scheduler --scheduler-file cluster.json    # in a second batch job, once the file exists
 
 The file must be on a file system that all see. Exit code 1: the answer is wrong, or the cluster has not grown in time.
 """

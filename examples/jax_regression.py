@@ -3,7 +3,7 @@
     dask-gpu-mpi launch -n 2 --worker-options '{"env": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}}' examples/jax_regression.py
 
 JAX takes three quarters of a GPU's memory at its first call, unless its variables say otherwise, and reads them once: they
-must be set before the worker's process starts. `env` does that; without it, a line says so. Exit code 1: the answer differs.
+must be set before a worker imports it. `env` does that; without it, a line says so. Exit code 1: the answer differs.
 """
 
 from __future__ import annotations
