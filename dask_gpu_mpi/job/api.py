@@ -87,7 +87,7 @@ def initialize(
     In a script that ``python -m dask_gpu_mpi`` runs it returns the existing session. Options that differ from the command's have
     no effect, and a warning lists them.
 
-    Arguments up to `exit` are dask-mpi's, in dask-mpi's order and meaning.
+    Arguments up to `exit` are dask-mpi's, in its order; some defaults differ.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def initialize(
     startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory, report
         The same. None: from the environment, the Dask configuration, or the default.
     **options
-        The other options. An unknown name is an error, which shows the most similar one.
+        The other options. An unknown name is an error.
 
     Returns
     -------
@@ -193,7 +193,7 @@ def execute(
     """Run a function as the client of a cluster that lives as long as the function runs.
 
     Called by all ranks of a program that ``mpirun`` has started, not in a script of the command. Arguments are dask-mpi's, in
-    dask-mpi's order and meaning; see `initialize` for those not listed here.
+    its order; some defaults differ. See `initialize` for those not listed here.
 
     Parameters
     ----------
