@@ -11,7 +11,7 @@ from measured.results import OURS, WARM_UP, known, load, machine, number, parts,
 #: The cells of a row, by the titles of their columns.
 Row = dict[str, str | float | None]
 #: Names of the checkouts that were measured in turn with the present one.
-CHECKOUTS = {OURS: "present version", "before": "231 modules", "last": "151 modules"}
+CHECKOUTS = {OURS: "newer version", "before": "231 modules", "last": "151 modules"}
 
 
 #: Steps of a whole job that its table shows.
