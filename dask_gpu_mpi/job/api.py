@@ -202,7 +202,7 @@ def execute(
     client_args, client_kwargs : sequence, mapping
         Its arguments.
     client_rank : int, optional
-        The rank on which it runs. Default: 0 (layout ``shared``) or 1 (``exclusive``).
+        The rank on which it runs. Default: 0; in layout ``exclusive`` 1, or 0 if the scheduler is on 1.
     scheduler : bool
         False: join the cluster of `scheduler_address` or `scheduler_file`, which continues afterwards.
     exclusive_workers : bool, optional
@@ -276,8 +276,8 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     Raises
     ------
     InputError
-        The file has not appeared, or is not a scheduler file. Or there is neither a file nor a cluster of this process. Or the
-        scheduler does not answer, or its certificate is not valid by this node's clock.
+        The file has not appeared, or is not a scheduler file. Or its scheduler does not answer, or has a certificate that is not
+        valid by this node's clock. Or there is neither a file nor a cluster of this process.
     """
     import dask
     from distributed import Client
