@@ -1,7 +1,7 @@
 """Problems as data (`Problem`), and the exceptions with them: one hierarchy, each class with its exit code.
 
-Exit codes: 2 for input that can't be used (options, placement, launcher, missing library), 1 for a cluster that
-could not start or was lost. Every problem has what was found, what was expected, and the fix.
+Exit codes: 2 for input that can't be used (options, placement, launcher, missing library), else 1. A problem has what was
+found and, if known, what was expected and the fix.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Problem:
 
 
 class DaskGpuMpiError(Exception):
-    """Base of every error that this package raises.
+    """Base of this package's errors.
 
     Attributes
     ----------
@@ -78,13 +78,13 @@ class DaskGpuMpiError(Exception):
 
 
 class InputError(DaskGpuMpiError, ValueError):
-    """The input can't be used: nothing was started."""
+    """The input can't be used, or the call is not possible here."""
 
     exit_code = 2
 
 
 class OptionError(InputError):
-    """An option is unknown, of the wrong type, or contradicts another."""
+    """An option is missing, unknown or wrong, or contradicts another."""
 
 
 class PlacementError(InputError):
@@ -92,7 +92,7 @@ class PlacementError(InputError):
 
 
 class LauncherError(InputError):
-    """The launcher and the MPI library do not match."""
+    """The launcher can't be used: for example, it does not match the MPI library."""
 
 
 class MpiMissingError(InputError, ImportError):
@@ -103,20 +103,20 @@ class WorldTooSmallException(InputError, RuntimeError):
     """Fewer ranks than the layout needs.
 
     The raised exception is also an instance of ``dask_mpi.WorldTooSmallException``, so that code for dask-mpi
-    catches it; see `world_too_small`.
+    catches it.
     """
 
 
 class StartupError(DaskGpuMpiError):
-    """A rank, the scheduler or a worker did not come up before the start-up deadline."""
+    """A rank, the scheduler or a worker did not come up, or not before the start-up deadline."""
 
 
 class ClusterLostError(DaskGpuMpiError):
-    """The scheduler or the last worker was lost while the script ran."""
+    """The cluster was lost while the script ran, for example its scheduler or its last worker."""
 
 
 class SpmdError(DaskGpuMpiError):
-    """A gang (`spmd`) has failed; the other members were cancelled. The exception of the member is the ``__cause__``.
+    """A gang (`spmd`) has failed; the other members were cancelled. If a member has raised an exception, it is the ``__cause__``.
 
     Attributes
     ----------

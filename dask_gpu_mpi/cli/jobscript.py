@@ -31,8 +31,9 @@ def job_script(system: str, program: str | os.PathLike[str] | Sequence[str], **o
         The script; or a command line of ``dask-gpu-mpi launch``: options, the script and its arguments.
     **options
         The job's request. `nodes` and `gpus_per_node` (or `gpus`) and `time` are required, unless `site` or section
-        ``gpu-mpi.jobscript`` of Dask's configuration has them. All other options of ``dask-gpu-mpi jobscript --help-all`` are
-        possible, such as `account`, `queue`, `qos`, `shared`, `setup`, and lists of `modules` and `directives`.
+        ``gpu-mpi.jobscript`` of Dask's configuration has them. Other options are those of a job in
+        ``dask-gpu-mpi jobscript --help-all``, such as `account`, `queue`, `qos`, `shared`, `setup`, and lists of `modules` and
+        `directives`.
 
     Returns
     -------

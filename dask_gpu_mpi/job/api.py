@@ -87,7 +87,7 @@ def initialize(
     In a script that ``python -m dask_gpu_mpi`` runs it returns the existing session. Options that differ from the command's have
     no effect, and a warning lists them.
 
-    Arguments up to `exit` are dask-mpi's, in dask-mpi's order and meaning.
+    Arguments up to `exit` are dask-mpi's, in its order; some defaults differ.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def initialize(
     startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory, report
         The same. None: from the environment, the Dask configuration, or the default.
     **options
-        The other options. An unknown name is an error, which shows the most similar one.
+        The other options. An unknown name is an error.
 
     Returns
     -------
@@ -193,7 +193,7 @@ def execute(
     """Run a function as the client of a cluster that lives as long as the function runs.
 
     Called by all ranks of a program that ``mpirun`` has started, not in a script of the command. Arguments are dask-mpi's, in
-    dask-mpi's order and meaning; see `initialize` for those not listed here.
+    its order; some defaults differ. See `initialize` for those not listed here.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def execute(
     client_args, client_kwargs : sequence, mapping
         Its arguments.
     client_rank : int, optional
-        The rank on which it runs. Default: 0 (layout ``shared``) or 1 (``exclusive``).
+        The rank on which it runs. Default: 0; in layout ``exclusive`` 1, or 0 if the scheduler is on 1.
     scheduler : bool
         False: join the cluster of `scheduler_address` or `scheduler_file`, which continues afterwards.
     exclusive_workers : bool, optional
@@ -276,8 +276,8 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     Raises
     ------
     InputError
-        The file has not appeared, or is not a scheduler file. Or there is neither a file nor a cluster of this process. Or the
-        scheduler does not answer, or its certificate is not valid by this node's clock.
+        The file has not appeared, or is not a scheduler file. Or its scheduler does not answer, or has a certificate that is not
+        valid by this node's clock. Or there is neither a file nor a cluster of this process.
     """
     import dask
     from distributed import Client

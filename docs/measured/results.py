@@ -148,7 +148,8 @@ def command(text: str) -> str:
 def caption(name: str, about: str) -> str:
     """The lines above a table: its file, the machine, versions and commands."""
     text = f"**{about}** ({machine(name)}; {versions(name)}). `{name}.json`\n\n"
-    commands = dict.fromkeys(command(part["command"]) for part in parts(load(name)) if "command" in part)
+    texts = "; ".join(part["command"] for part in parts(load(name)) if "command" in part)
+    commands = dict.fromkeys(command(each) for each in texts.split("; ") if each)
     return text + ("```bash\n" + "\n".join(commands) + "\n```\n\n" if commands else "")
 
 
