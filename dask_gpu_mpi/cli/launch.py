@@ -73,7 +73,7 @@ LAUNCH_OPTIONS = [
                  "nsys writes a file for each rank into the folder of the log files."),
     click.Option(["--mpi"], metavar="NAME", help="srun --mpi=NAME or flux run -o pmi=NAME. Default: what the MPI library needs.",
                  envvar="DGM_MPI"),
-    click.Option(["--dry-run"], is_flag=True, help="Print the commands, and run nothing."),
+    click.Option(["--dry-run"], is_flag=True, help="Print the commands, and start no rank."),
 ]
 # fmt: on
 

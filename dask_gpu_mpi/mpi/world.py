@@ -187,7 +187,7 @@ class LaunchedWorld(PacketWorld):
                 raise
             # the user's shell has the variables of a rank
             raise LauncherError(
-                f"environment: {LOCAL.mark}={environ[LOCAL.mark]} is no socket of `launch`",
+                f"environment: {LOCAL.mark}={environ[LOCAL.mark]} is not a socket of `launch`",
                 fix=f"unset {LOCAL.mark}",
             ) from None
         os.set_inheritable(self.fileno() or 0, False)
@@ -462,7 +462,7 @@ def own_world(comm: Any, environ: Mapping[str, str], host: str, *, starts: bool)
     whole = comm is None
     if not (whole or (isinstance(comm, mpi.Comm) and comm != mpi.COMM_NULL)):
         raise InputError(
-            f"initialize: comm={comm!r} is no communicator with this rank",
+            f"initialize: comm={comm!r} is not a communicator with this rank",
             expected="an mpi4py.MPI.Intracomm",
             fix="call initialize() only on the ranks of a communicator, or without comm for all",
         )

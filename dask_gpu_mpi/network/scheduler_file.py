@@ -60,7 +60,7 @@ def write_scheduler_file(
     """Write the file, mode 0600, by rename; an InputError if that fails, or would replace another kind of file."""
     if _has_other_content(path):
         raise InputError(
-            f"the file {path!r} exists, and is no scheduler file",
+            f"the file {path!r} exists, and is not a scheduler file",
             expected="a name for a new file",
             fix="give another one with scheduler_file (--scheduler-file)",
         )

@@ -82,13 +82,13 @@ def _on_gpus(hosts: Sequence[Host], options: Options) -> bool:
     # As the default of a site it is about the GPUs that a job has.
     requires_idle = options.require_idle_gpus and "require_idle_gpus" in options.given
     if options.worker_kind == "gpu" or requires_idle:
-        wanted = "GPU workers are asked for" if options.worker_kind == "gpu" else "idle GPUs are required"
+        wanted = "GPU workers are required" if options.worker_kind == "gpu" else "idle GPUs are required"
         others = ", or --no-require-idle-gpus" if options.worker_kind != "gpu" else ""
         names = fold_names(host.plan.host for host in hosts if host.working)
         raise PlacementError(
-            f"{wanted}, but none of the ranks that take workers sees a GPU "
+            f"{wanted}, but none of the ranks with workers sees a GPU "
             f"({ranks_text(rank.rank for rank in working)} on {names})",
-            fix=f"ask the batch system for GPUs, check {VISIBLE_DEVICES}, or take CPU workers with worker_class "
+            fix=f"request GPUs from the batch system, check {VISIBLE_DEVICES}, or choose CPU workers with worker_class "
             f"(--worker-class distributed.Nanny){others}",
         )
     return False

@@ -235,7 +235,7 @@ def _check(job: JobRequest, form: ScriptFormat, launcher: str) -> None:
         )
     if wrong := [each for each in job.directives if each.startswith("--") and not form.has_long_options]:
         raise InputError(
-            f"--directive: {wrong[0]!r} is no option of {title}",
+            f"--directive: {wrong[0]!r} is not an option of {title}",
             expected=f"one of {form.submit[0]}, such as '-q x'",
         )
     asked = {"--mem=": job.memory_per_node, "--ntasks-per-node=": job.ranks_per_node > 1}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import dask
 from distributed import Nanny, Worker
-from distributed.comm.addressing import get_address_host
+from distributed.comm.addressing import get_address_host_port
 from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.utils import get_ip
 
 from dask_gpu_mpi.base.files import make_folder
 from dask_gpu_mpi.base.streams import environment, leave_deleted_directory
@@ -76,8 +78,11 @@ def make_worker(
     if not (is_cuda_worker(cls) or issubclass(cls, (Nanny, Worker))):
         # The user's class: dask-mpi's six options, and the scheduler through the Dask configuration, as in dask-mpi.
         return cls(**{**ours, "interface": options.interface, **given}), []
+    # if no address was chosen, the job has joined a running cluster: the address by which its scheduler is reached
+    listen = start.listen or get_ip(*get_address_host_port(start.address))
+    start = replace(start, listen=listen)
     ours |= {
-        "host": as_host(start.listen),
+        "host": as_host(listen),
         # a dashboard would import bokeh in every worker; the address is for plain HTTP, with or without a dashboard
         "dashboard": False,
         "dashboard_address": "127.0.0.1:0",
@@ -132,12 +137,10 @@ def _plugins_of_process(
     """The plugins of a worker that has a process: one that runs in the agent must not change the agent's."""
     # a CPU worker must not use the devices of the GPU workers on its rank
     if start.transport.ucx is not WorkerUcx.OFF and not (plan.kind == "cpu" and start.beside_gpus):
-        # if no address was chosen, the job has joined a running cluster
-        listens = start.listen or get_address_host(start.address)
         yield BeforeWorker(
             offer_ucx,
             LARGE if start.transport.ucx is WorkerUcx.ALL else 0,
-            loopback=listens == LOOPBACK,
+            loopback=start.listen == LOOPBACK,
             leads=start.transport.between_nodes,
             warned=bool(start.transport.warning),
             devices=plan.nics,

@@ -81,6 +81,9 @@ def test_cluster_by_its_address(mpirun: Mpi, tmp_path: Path) -> None:
     joined.wait_for("2 workers on 1 host", stream="stderr")
     with Driver(file) as driver:
         assert len(set(driver.ask("names()"))) == 3
+        # they listen where the scheduler is reached, not on all interfaces
+        listens = "lambda dask_worker: {each.bound_address[0] for each in dask_worker.listeners}"
+        assert driver.ask(f"sorted(set().union(*client.run({listens}).values()))") == ["127.0.0.1"]
     owner.signal(signal.SIGTERM)
     done = owner.wait().check(128 + signal.SIGTERM)
     assert "report: no effect without a script" in done.stderr

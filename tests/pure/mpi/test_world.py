@@ -134,7 +134,7 @@ def test_ranks_that_launch_has_started(pair: tuple[socket.socket, socket.socket]
 def test_variables_of_a_rank_that_launch_has_not_started() -> None:
     for fd in ("99999", "x", os.devnull):
         with pytest.raises(
-            LauncherError, match=f"DGM_MEETING_FD={fd} is no socket of `launch`. Fix: unset DGM_MEETING_FD"
+            LauncherError, match=f"DGM_MEETING_FD={fd} is not a socket of `launch`. Fix: unset DGM_MEETING_FD"
         ):
             world_of({"DGM_RANK": "0", "DGM_SIZE": "1", "DGM_MEETING_FD": fd}, [])
 
@@ -363,7 +363,7 @@ def test_mpi_that_an_earlier_cluster_has_initialized(monkeypatch: pytest.MonkeyP
 def test_no_communicator(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     monkeypatch.setattr(mpi, "initialized", True)
-    with pytest.raises(InputError, match="is no communicator with this rank"):
+    with pytest.raises(InputError, match="is not a communicator with this rank"):
         own_world(mpi.COMM_NULL if comm is None else comm, {}, "h", starts=False)
 
 

@@ -62,7 +62,7 @@ def test_a_file_of_another_kind_is_not_replaced(path: Path, text: str, is_replac
         write_scheduler_file(str(path), "tls://h:1", None, "a", CONFIG)
     else:
         with pytest.raises(
-            InputError, match=r"s.json' exists, and is no scheduler file \(expected a name for a new file"
+            InputError, match=r"s.json' exists, and is not a scheduler file \(expected a name for a new file"
         ):
             write_scheduler_file(str(path), "tls://h:1", None, "a", CONFIG)
     assert (path.read_text() == text) is not is_replaced

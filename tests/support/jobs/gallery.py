@@ -24,6 +24,7 @@ class Example:
 
 #: By name; the script is ``examples/NAME.py``.
 EXAMPLES = {
+    "digits_pca": Example(packages=("sklearn",)),
     "numba_kernel": Example(packages=("numba",)),
     "cupy_arrays": Example(packages=("sklearn",)),
     "dataframes": Example(packages=("pandas", "pyarrow")),
@@ -57,7 +58,7 @@ def skip_without(*packages: str) -> None:
 
 def right(output: str) -> list[str]:
     """The lines with which an example says that its answer is right."""
-    return re.findall(r"^right: .*$", output, re.MULTILINE)
+    return re.findall(r"^(?:right: .*|same as [^:]*)", output, re.MULTILINE)
 
 
 def sections() -> dict[str, str]:
