@@ -241,7 +241,7 @@ class Options:
         pattern=r"[^\s/]+", expected="the name of a network interface, such as 'ib0'")
     protocol: Protocol = option("choice", None,
         "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX if "
-        "every rank can. tls: everything encrypted. ucx: tls, with large NumPy arrays and GPU memory between workers over "
+        "every rank can. tls: no UCX. ucx: tls, with large NumPy arrays and GPU memory between workers over "
         "UCX; between nodes only with RDMA. tcp: open to everyone who can reach it.",
         ("--protocol",), topic="Network and security", resolved=Protocol.TLS, same=True, choices=(AUTO, *Protocol, UCX))
     #: The use of UCX between workers; follows from `protocol` and `security`.
@@ -261,7 +261,7 @@ class Options:
         "Serve the dashboard. --no-dashboard: nothing listens for HTTP.",
         ("--dashboard/--no-dashboard",), topic="Dashboard, logs and report")
     dashboard_address: str = option("listen", None,
-        f"HOST:PORT of the dashboard. Default: {DASHBOARD_ADDRESS}, for ssh tunnels; :8787 is all "
+        f"HOST:PORT of the dashboard. Default: {DASHBOARD_ADDRESS} or a free port, for ssh tunnels; :8787 is all "
         "interfaces, and the token crosses the network in clear.",
         ("--dashboard-address",), topic="Dashboard, logs and report", resolved=DASHBOARD_ADDRESS)
     log_level: str = option("choice", "warning",
