@@ -37,7 +37,7 @@ HEAD = """\
 <!-- made by docs/make_options.py from dask_gpu_mpi/options/model.py: do not edit -->
 # Options
 
-These are the options of a cluster: of `run`, `launch`, `initialize()` and `execute()`.
+These are the options of a cluster: of `run`, `launch`, `check`, `initialize()` and `execute()`.
 Others: [Command line](cli.md), [variables of job scripts](batch.md#variables-of-a-job).
 
 An option can be set in several places. The first one in this table has priority:
@@ -59,7 +59,7 @@ TAIL = """
 | `CUDA_VISIBLE_DEVICES` | [GPUs](gpus.md#who-gets-which-gpu) that the job may use |
 | `DASK_*`, `DASK_CONFIG` | Dask's configuration, in the workers too |
 | `UCX_*`, `RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY` | UCX's settings, and [which UCX](transports.md) |
-| `PYTHONDONTWRITEBYTECODE` | do not set it: every process would compile what it imports |
+| `PYTHONDONTWRITEBYTECODE` | do not set it: every process may compile what it imports |
 """
 
 

@@ -1,6 +1,6 @@
 """Principal components of the handwritten digits, on every worker of the job, checked against scikit-learn.
 
-    mpirun -np 4 python -m dask_gpu_mpi examples/digits_pca.py
+    dask-gpu-mpi launch -n 2 examples/digits_pca.py
 
 The data set (1797 images of 8 x 8 pixels) comes with scikit-learn. Its centred matrix is factored by a singular value
 decomposition over dask.array: with CuPy if workers have GPUs, else with NumPy. Exit code 1: the answer

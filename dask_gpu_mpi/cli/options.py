@@ -43,13 +43,12 @@ class Help(click.Command):
 
 
 class HelpCommand(Help):
-    """A command whose ``--help`` shows the options in `short`, and ``--help-all`` all; without `short`, ``--help`` shows all."""
+    """A command whose ``--help`` shows the options in `short`, and ``--help-all`` all; without `short`, both show all."""
 
     def __init__(self, *args: Any, short: Sequence[str] = (), **more: Any) -> None:
         super().__init__(*args, **more)
         self.short = short
-        if short:
-            self.params.append(_help_all())
+        self.params.append(_help_all(hidden=not short))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options below the headings of their topics, or the most used ones."""
@@ -70,7 +69,7 @@ class HelpCommand(Help):
                     formatter.write_dl(found, col_max=30)
 
 
-def _help_all() -> click.Option:
+def _help_all(*, hidden: bool) -> click.Option:
     def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
             context.meta[__name__] = True
@@ -83,6 +82,7 @@ def _help_all() -> click.Option:
         expose_value=False,
         is_eager=True,
         callback=show,
+        hidden=hidden,
         help="Show all options.",
     )
 

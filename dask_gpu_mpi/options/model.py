@@ -196,7 +196,7 @@ class Options:
         "GPUs that each GPU worker sees, for models that need several.",
         ("--gpus-per-worker",), topic="Workers", same=True, plan=True, minimum=1)
     cpu_workers: int = option("int", 0,
-        "CPU workers of each node with workers, in addition to those of the GPUs.",
+        "Additional CPU workers of each node.",
         ("--cpu-workers",), topic="Workers", same=True, plan=True, minimum=0)
     default_workers: str = option("choice", "all",
         "Workers for tasks that request no worker and no resource. gpu: the GPU workers, if the cluster has any.",
@@ -206,13 +206,14 @@ class Options:
         ("--name",), topic="Workers", same=True, plan=True,
         pattern=_NAME, expected="letters, digits and . _ + - (the name becomes part of file names)")
     local_directory: str | None = option("path", None,
-        "Directory for the workers' scratch files, node-local and short. Default: Dask's temporary-directory, else $TMPDIR.",
+        "Directory for the workers' scratch files, node-local and short. "
+        "Default: Dask's temporary-directory, else $TMPDIR or /tmp.",
         ("--local-directory",), topic="Workers")
     require_idle_gpus: bool = option("bool", False,
         "Refuse GPUs on which other processes hold memory, instead of a warning.",
         ("--require-idle-gpus/--no-require-idle-gpus",), topic="Workers", same=True, plan=True)
     layout: str = option("choice", "shared",
-        "shared: every rank has workers. exclusive: one rank for the scheduler, one for the client if there is a script, "
+        "shared: every rank may have workers. exclusive: one rank for the scheduler, one for the client if there is a script, "
         "as in dask-mpi.",
         ("--layout",), topic="Ranks", same=True, plan=True, choices=("shared", "exclusive"))
     scheduler_rank: int = option("int", 0,
@@ -222,7 +223,7 @@ class Options:
         "Rank that runs the client script. Default: 0; exclusive: 1, or 0 if the scheduler is on 1.",
         ("--client-rank",), topic="Ranks", same=True, plan=True, minimum=0)
     startup_timeout: float = option("duration", 300.0,
-        "Seconds (or 5m) within which all workers have to be up, else the job fails.",
+        "Seconds (or 5m) within which all workers have to be up.",
         ("--startup-timeout",), topic="Ranks")
     shutdown_timeout: float = option("duration", 10.0,
         "Seconds until a rank's processes are killed at the end. Workers get half of it, at most 2 s.",
@@ -235,13 +236,13 @@ class Options:
         ("--walltime-signal",), topic="Ranks", choices=("USR1", "USR2"))
     interface: str | None = option("str", None,
         "Network interface, such as ib0 or hsn0. Default, or auto: loopback if the job has one node, else a fast one "
-        "that all nodes have, else that of the default route.",
+        "that all nodes have, else mostly that of the default route.",
         ("--interface",), topic="Network and security",
         pattern=r"[^\s/]+", expected="the name of a network interface, such as 'ib0'")
     protocol: Protocol = option("choice", None,
         "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX if "
-        "every rank can. tls: everything encrypted. ucx: tls, with large NumPy arrays and GPU memory between workers over "
-        "UCX; between nodes only with RDMA. tcp: open to everyone on the network.",
+        "every rank can. tls: no UCX. ucx: tls, with large NumPy arrays and GPU memory between workers over "
+        "UCX; between nodes only with RDMA. tcp: open to everyone who can reach it.",
         ("--protocol",), topic="Network and security", resolved=Protocol.TLS, same=True, choices=(AUTO, *Protocol, UCX))
     #: The use of UCX between workers; follows from `protocol` and `security`.
     worker_ucx: WorkerUcx = WorkerUcx.AUTO
@@ -260,7 +261,7 @@ class Options:
         "Serve the dashboard. --no-dashboard: nothing listens for HTTP.",
         ("--dashboard/--no-dashboard",), topic="Dashboard, logs and report")
     dashboard_address: str = option("listen", None,
-        f"HOST:PORT of the dashboard. Default: {DASHBOARD_ADDRESS}, for ssh tunnels; :8787 is all "
+        f"HOST:PORT of the dashboard. Default: {DASHBOARD_ADDRESS} or a free port, for ssh tunnels; :8787 is all "
         "interfaces, and the token crosses the network in clear.",
         ("--dashboard-address",), topic="Dashboard, logs and report", resolved=DASHBOARD_ADDRESS)
     log_level: str = option("choice", "warning",
