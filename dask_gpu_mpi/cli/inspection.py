@@ -162,7 +162,7 @@ def _memory(text: str | None) -> int:
     "--expect-gpus",
     type=click.IntRange(min=0),
     metavar="G",
-    help="GPUs expected on each node; without it, as many as Slurm has allocated (SLURM_GPUS_ON_NODE).",
+    help="GPUs expected on each node; without it, as many as the batch system or CUDA_VISIBLE_DEVICES says.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON instead of a table.")
 def check(
