@@ -508,7 +508,7 @@ class Part:
         self._to_hub(Kind.WORKER_ENDED, (name, why is not None))
         if why is not None:
             host = socket.gethostname()
-            say(f"worker {name} on {host} removed: {why}; continuing with the other workers")
+            say(f"worker {name} on {host} removed: {why}")
 
     # -- the end ------------------------------------------------------------------------------------------------
 
