@@ -79,10 +79,10 @@ def make_worker(
         # The user's class: dask-mpi's six options, and the scheduler through the Dask configuration, as in dask-mpi.
         return cls(**{**ours, "interface": options.interface, **given}), []
     # if no address was chosen, the job has joined a running cluster: the address by which its scheduler is reached
-    listen = start.listen or get_ip(*get_address_host_port(start.address))
-    start = replace(start, listen=listen)
+    facing = start.listen or get_ip(*get_address_host_port(start.address))  # type: ignore[no-untyped-call]
+    start = replace(start, listen=facing)
     ours |= {
-        "host": as_host(listen),
+        "host": as_host(facing),
         # a dashboard would import bokeh in every worker; the address is for plain HTTP, with or without a dashboard
         "dashboard": False,
         "dashboard_address": "127.0.0.1:0",

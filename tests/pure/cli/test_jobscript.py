@@ -50,7 +50,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (f"pbs {SHAPE} --queue '$(id)'", "--queue: invalid value '$(id)'"),
         (f"slurm {SHAPE} --directive '--a\n--b'", "--directive: "),
         (f"slurm {SHAPE} --launcher pals", "not available under Slurm (expected one of srun, mpirun, mpiexec)"),
-        (f"pbs {SHAPE} --directive=--nodes=8", "--directive: '--nodes=8' is not an option of PBS (expected one of qsub, such as "),
+        (f"pbs {SHAPE} --directive=--nodes=8", "--directive: '--nodes=8' is not an option of PBS (expected one of qsub, "),
         (f"slurm {SHAPE} --output job.sbatch", "Fix: --save job.sbatch writes the job script there"),
         (f"slurm {SHAPE} --output 'a b'", "--output: invalid value 'a b'"),
         (f"slurm {SHAPE} --output no/%j.log", "--output: the folder no does not exist. Fix: mkdir -p no"),
