@@ -39,7 +39,8 @@ def check_ranks(evidence: Evidence) -> Iterator[Finding]:
     """The ranks, which have met, and those whose workers do not respond."""
     plan, by = evidence.plan, f" by {evidence.library}" if evidence.library else ""
     ranks, nodes = counted(plan.world_size, "rank"), counted(len(plan.hosts), "node")
-    yield Finding("ok", "launcher", f"{ranks} on {nodes} have met{by}")
+    have = "has" if plan.world_size == 1 else "have"
+    yield Finding("ok", "launcher", f"{ranks} on {nodes} {have} met{by}")
     for rank, why in evidence.silent.items():
         found = f"its worker has not inspected the node and its local directory: {why}"
         yield Finding(

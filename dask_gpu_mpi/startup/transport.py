@@ -136,7 +136,7 @@ PER_WORKER = 0.05
 PER_SHARED_CORE = 4.0
 #: The longest timeout of a connection, in seconds: it is also how long a host that has died goes unnoticed.
 LONGEST_CONNECT = 600.0
-#: Connections that a worker and its nanny open to the scheduler while they start.
+#: Connections that a worker and its nanny open to the scheduler while they start (3), and one to spare.
 CONNECTIONS = 4
 #: Linux allows no longer queue (and cuts it to net.core.somaxconn).
 LONGEST_BACKLOG = 65535
