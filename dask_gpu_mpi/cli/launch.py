@@ -410,13 +410,9 @@ def _warnings(
     for name, fix in OF_JOB_SCRIPTS.items():
         if (value := environ.get(name)) and not batch_job(environ):
             yield Problem(f"launch: {name}: {value!r} is not read: only job scripts do that", fix=fix)
-    for name in environ:
-        if not name.startswith("DGM_") or name in (
-            *VARIABLES,
-            "DGM_RESTART",
-        ):  # which a restarted job of PBS has
-            continue
-        for meant in get_close_matches(name, VARIABLES, 1, 0.85):
+    # a restarted job of PBS has DGM_RESTART
+    for name in sorted(environ.keys() - {*VARIABLES, "DGM_RESTART"}):
+        for meant in get_close_matches(name, VARIABLES, 1, 0.85) if name.startswith("DGM_") else ():
             yield Problem(f"launch: environment {name}: no effect", fix=f"did you mean {meant}?")
     is_alone = (
         starter.launcher is LOCAL and where.ranks == 1 and not (is_given("ranks") or batch_job(environ))
