@@ -56,7 +56,7 @@ TAIL = """
 
 | variable | meaning |
 |---|---|
-| `CUDA_VISIBLE_DEVICES` | [GPUs](gpus.md#who-gets-which-gpu) that the job may use |
+| `CUDA_VISIBLE_DEVICES` | [GPUs](gpus.md#who-gets-which-gpu) that a rank may use |
 | `DASK_*`, `DASK_CONFIG` | Dask's configuration, in the workers too |
 | `UCX_*`, `RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY` | UCX's settings, and [which UCX](transports.md) |
 | `PYTHONDONTWRITEBYTECODE` | do not set it: every process may compile what it imports |

@@ -232,7 +232,8 @@ class Options:
         "Ranks that may be lost before the job ends, if the launcher continues as well (docs/exit-codes.md).",
         ("--tolerate-lost-ranks",), topic="Ranks", same=True, minimum=0)
     walltime_signal: str | None = option("choice", None,
-        "Signal before the walltime that calls Session.on_walltime, as TERM also does.",
+        "Signal before the walltime that calls Session.on_walltime, as TERM also does. "
+        "Default with launch under Slurm, LSF and Flux: USR1.",
         ("--walltime-signal",), topic="Ranks", choices=("USR1", "USR2"))
     interface: str | None = option("str", None,
         "Network interface, such as ib0 or hsn0. Default, or auto: loopback if the job has one node, else a fast one "
