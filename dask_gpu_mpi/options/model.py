@@ -248,8 +248,8 @@ class Options:
     #: The use of UCX between workers; follows from `protocol` and `security`.
     worker_ucx: WorkerUcx = WorkerUcx.AUTO
     security: bool = option("bool", None,
-        "Encrypt and authenticate connections, with certificates made for this job. Default: all are authenticated, and all "
-        "but data over UCX encrypted. --security: all are encrypted. --no-security: neither.",
+        "Encrypt and authenticate connections, with certificates made for this job. Default: yes, but data over UCX "
+        "are not encrypted. --security: no UCX. --no-security: no.",
         ("--security/--no-security",), topic="Network and security", resolved=True)
     data_encryption: bool = option("bool", True,
         "Encrypt large arrays between workers where UCX does not carry them. --no-data-encryption: only their connections are "
