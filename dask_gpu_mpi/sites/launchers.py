@@ -165,7 +165,7 @@ class Launcher:
 def _can_not_start_parts(how: str) -> LauncherError:
     return LauncherError(
         f"launch: heterogeneous jobs of Slurm can't be started by {how}",
-        expected="srun, and not Open MPI",
+        expected="srun and an MPI other than Open MPI",
         fix="a homogeneous job",
     )
 
