@@ -54,6 +54,8 @@ from dask_gpu_mpi.workers.worker_options import (
 #: Least bytes of host memory that go over UCX if the user chooses that: below, TLS is as fast.
 LARGE = 65536
 LOOPBACK = "127.0.0.1"
+#: Options of a worker that choose its address; Dask does not accept `host` beside most of them.
+ADDRESSES = ("interface", "listen_address", "contact_address")
 
 
 def make_worker(
@@ -78,11 +80,13 @@ def make_worker(
     if not (is_cuda_worker(cls) or issubclass(cls, (Nanny, Worker))):
         # The user's class: dask-mpi's six options, and the scheduler through the Dask configuration, as in dask-mpi.
         return cls(**{**ours, "interface": options.interface, **given}), []
-    # if no address was chosen, the job has joined a running cluster: the address by which its scheduler is reached
+    # If no address was chosen, the job has joined a running cluster: the address by which its scheduler is reached, unless the
+    # user's options say another.
+    is_free = start.listen is None and not given.keys().isdisjoint(ADDRESSES)
     facing = start.listen or get_ip(*get_address_host_port(start.address))  # type: ignore[no-untyped-call]
     start = replace(start, listen=facing)
     ours |= {
-        "host": as_host(facing),
+        "host": None if is_free else as_host(facing),
         # a dashboard would import bokeh in every worker; the address is for plain HTTP, with or without a dashboard
         "dashboard": False,
         "dashboard_address": "127.0.0.1:0",

@@ -173,7 +173,11 @@ SLURMS = ("--launcher", "srun", "--mpi", "pmi2")
             SLURMS,
             "environment DGM_SETTUP: no effect. Fix: did you mean DGM_SETUP?",
         ),
-        ({"DGM_RESTART": "1", "DGM_PBS_CPUS": "4", "DGM_PBS_GPUS": "2", "DGM_RUN": "1"}, (), ""),
+        (
+            {"DGM_RESTART": "1", "DGM_PBS_CPUS": "4", "DGM_PBS_GPUS": "2", "DGM_RUN": "1", "XDGM_LOGS": "1"},
+            (),
+            "",
+        ),
         ({}, ("--mpi", "pmi2"), "--mpi: no effect, since "),
         (
             {},

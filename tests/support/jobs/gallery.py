@@ -58,7 +58,7 @@ def skip_without(*packages: str) -> None:
 
 def right(output: str) -> list[str]:
     """The lines with which an example says that its answer is right."""
-    return re.findall(r"^(?:right: .*|same as [^:]*)", output, re.MULTILINE)
+    return re.findall(r"^(?:right: .*|same as [^:\n]*)", output, re.MULTILINE)
 
 
 def sections() -> dict[str, str]:
