@@ -49,7 +49,7 @@ An option can be set in several places. The first one in this table has priority
 | Dask's YAML files: below `gpu-mpi:` | `scheduler-port: 9000` |
 
 Times are in seconds, or a text such as `5m`. Sizes are in bytes, or a text such as `4GB`.
-`execute()` also takes `name` as `worker_name`, as dask-mpi.
+In `execute()` `name` may also be `worker_name`.
 """
 TAIL = """
 ## Variables of Dask, MPI and UCX
