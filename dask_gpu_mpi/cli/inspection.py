@@ -21,6 +21,7 @@ from dask_gpu_mpi.cli.options import (
     click_options,
     fail,
     is_given,
+    of_job,
     read_texts,
     split_run,
     write_file,
@@ -189,7 +190,7 @@ def check(
         # a module is found by a path that is not set here
         script = Program.of(words) if words and words[0] != "-m" else None
         code = run_check(
-            lambda: read_texts(given),
+            lambda: of_job(given, words, {flag for each in check.params for flag in each.opts}),
             kernel=kernel,
             show=print_report,
             expect_gpus=expect_gpus,

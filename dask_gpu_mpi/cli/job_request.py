@@ -99,9 +99,13 @@ def request(
     if "gpus" in values:  # planned as one node
         values |= {"nodes": 1, "gpus_per_node": values["gpus"]}
     expected = {"time": "a walltime such as 01:30:00", "gpus_per_node": "a number, 0 for CPU workers alone"}
-    for name in ("nodes", "gpus_per_node", "time"):
-        if name not in values:
-            raise OptionError(f"{_origin(name, source)} is missing", expected=expected.get(name, "a number"))
+    if missing := [name for name in ("nodes", "gpus_per_node", "time") if name not in values]:
+        first, *others = (_origin(name, source) for name in missing)
+        names = ", ".join([first, *(each.split(": ")[-1] for each in others)])
+        raise OptionError(
+            f"{names} {'are' if others else 'is'} missing",
+            expected="; ".join(dict.fromkeys(expected.get(name, "a number") for name in missing)),
+        )
     text = values.pop("time")
     if (seconds := form.seconds(text)) is None:
         title = batch_system(system).title
@@ -109,7 +113,10 @@ def request(
             f"{_origin('time', source)}: invalid value {show(text)}",
             expected=f"a walltime of {title} above zero, such as 01:30:00; also {', '.join(form.times)}",
         )
-    if text.isdecimal() and form.times[0] == "S":
+    # another than users may think
+    if (text.isdecimal() and form.times[0] == "S") or (
+        "M:S" in form.times and re.fullmatch("[0-9]+:[0-9]+", text)
+    ):
         say(f"--time {text}: {counted(seconds, 'second')} with {batch_system(system).title}")
     _settle_resources(values, source)
     if (setup := values.get("setup")) and not os.path.isfile(setup):

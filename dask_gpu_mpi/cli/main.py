@@ -21,7 +21,7 @@ from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.cli.inspection import check, plan, top
 from dask_gpu_mpi.cli.jobscript import jobscript
 from dask_gpu_mpi.cli.launch import launch
-from dask_gpu_mpi.cli.options import COLUMNS, Help, RunCommand, complete_files, fail, read_texts, split_run
+from dask_gpu_mpi.cli.options import COLUMNS, Help, RunCommand, complete_files, fail, of_job, split_run
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.job.child_processes import forget_cluster
 from dask_gpu_mpi.options.convert import ELSEWHERE
@@ -104,7 +104,7 @@ def run(program: tuple[str, ...], **given: Any) -> None:
     SCRIPT is a file, a folder or zip file with __main__.py, -m MODULE or -c CODE, as for python.
     """
     given, program = split_run(given, program)
-    _run(lambda: read_texts(given), program)
+    _run(lambda: of_job(given, program, _flags_of(launch)), program)
 
 
 def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -13,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.files import replace
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
 from dask_gpu_mpi.options.model import OPTIONS, Option, Options
 from dask_gpu_mpi.options.resolve import resolve
 
@@ -169,6 +172,27 @@ def read_texts(given: dict[str, Any]) -> Options:
     """The options of a command line; InputError if one of them is wrong."""
     explicit = {name: value for name, value in given.items() if value is not None}
     return resolve(explicit, source="command line")
+
+
+def of_job(given: dict[str, Any], program: Sequence[str], flags: Container[str]) -> Options:
+    """The options of a command line with a script, and a warning if `flags` of ours come after it, by mistake.
+
+    The script gets them. It may know them, if its text has their names.
+    """
+    options = read_texts(given)
+    words = (word.partition("=")[0] for word in program[1:])
+    found = [word for word in dict.fromkeys(words) if word.startswith("--") and word in flags]
+    if not found or not program[0].endswith(".py"):
+        return options
+    with contextlib.suppress(OSError):  # an error of its own
+        text = Path(program[0]).read_text(encoding="utf-8", errors="replace").replace("_", "-")
+        if unknown := [word for word in found if word.strip("-") not in text]:
+            problem = Problem(
+                f"{', '.join(unknown)} after the script goes to the script, whose text does not contain it",
+                fix="options of the job before the script",
+            )
+            return dataclasses.replace(options, warnings=(*options.warnings, problem))
+    return options
 
 
 def write_file(option: str, path: str, content: bytes) -> None:

@@ -57,6 +57,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (f"slurm {SHAPE} --mem 64", "--memory-per-node: invalid value '64' (expected a size such as 64G"),
         (f"slurm {SHAPE} --gpus-per-node a100", "invalid value 'a100' (expected a number, or TYPE:NUMBER"),
         (f"pbs {SHAPE} --gpus-per-node a100:4", "--gpus-per-node a100:4: PBS has no type there"),
+        ("slurm -- my.py", "command line: --nodes, --gpus-per-node, --time are missing (expected a number; "),
         (f"slurm {SHAPE} --shared", "--shared: the cores of the job are missing. Fix: add --cpus-per-node"),
         (f"slurm {SHAPE} --shared --cpus-per-node 5 --ranks-per-node 2", "gives all ranks the same number (expected a multiple"),
         (f"flux {SHAPE} --mem 64G", "--memory-per-node: Flux allocates no memory"),

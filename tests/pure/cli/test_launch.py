@@ -134,7 +134,9 @@ def test_check_without_a_script_is_all_there_is(dry: Dry, monkeypatch: pytest.Mo
         assert commands() == ["run"]
         patch.setenv("DGM_CHECK", "perhaps")
         assert run("--dry-run", "--check", "my.py") == 2
-        assert run("--dry-run", "my.py") == 0
+        assert run("--dry-run", "my.py") == 2
+        patch.setenv("DGM_CHECK", "yes")
+        assert commands("my.py") == ["check", "run"]
 
 
 SLURMS = ("--launcher", "srun", "--mpi", "pmi2")

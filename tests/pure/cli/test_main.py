@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 import pytest
 
 from dask_gpu_mpi.cli.main import cli, main
-from dask_gpu_mpi.cli.options import read_texts, split_run
+from dask_gpu_mpi.cli.options import of_job, read_texts, split_run
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import start as module
 from support.mocks.inputs import parse_run
@@ -253,3 +254,22 @@ def test_refused_in_one_line(
     assert caught.value.code == 2
     assert line.startswith("dask_gpu_mpi: error: ")
     assert message in f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "warned"),
+    [
+        (["--report=r.html", "--input", "x"], "print(1)", "--report after the script"),
+        (["--ranks", "2", "--nthreads", "4"], "print(1)", "--ranks, --nthreads after the script"),
+        (["--scheduler-file", "f"], "parser.add_argument('--scheduler_file')", ""),
+        (["--report"], None, ""),
+    ],
+)
+def test_options_behind_the_script(words: list[str], text: str | None, warned: str, tmp_path: Path) -> None:
+    script = tmp_path / "my.py"
+    if text is not None:
+        script.write_text(text)
+    warnings = of_job(
+        {}, [str(script), *words], {"--report", "--ranks", "--nthreads", "--scheduler-file"}
+    ).warnings
+    assert [each.found.partition(" goes")[0] for each in warnings] == ([warned] if warned else [])
