@@ -229,7 +229,9 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
         of_gpus = name.startswith("gpus") and arguments[0] != top.name
         fix = f"leave it out{', or set CUDA_VISIBLE_DEVICES' if of_gpus else '; jobscript has it'}"
         return f"No such option {flag!r}. A job runs on all its nodes and GPUs. Fix: {fix}"
-    return ""
+    if arguments[0] in (top.name, plan.name):
+        return ""
+    return f"{error.format_message()} Options of the script come after it."
 
 
 def _bad_value(error: click.BadParameter, arguments: Sequence[str]) -> str:
