@@ -82,15 +82,17 @@ def summary() -> Iterator[Row]:
 def slower() -> Iterator[Row]:
     """Figures in which another program is better."""
     slurm = load("startup-slurm")["results"]["2x1"]
-    slurm = {OURS: slurm[OURS]["ready_s"], "SLURMRunner without nannies": slurm["SLURMRunner"]["ready_s"]}
-    ready, cpu = (starts_of("startup-openmpi", "4x1", column) for column in ("ready_s", "cpu_ready_s"))
+    ready_slurm, memory_slurm = (
+        {OURS: slurm[OURS][column], "SLURMRunner without nannies": slurm["SLURMRunner"][column]}
+        for column in ("ready_s", "pss_total")
+    )
     polars = load("rapids-2xH100")["medians"]["polars"]
     polars = {OURS: polars["ours"], "the cluster of its DaskEngine": polars["other"]}
     quiet = idle_of(load("overhead-2xH100")["runs"][0], "LocalCluster, TCP, of CPU workers")
     rows = [
-        compared("ready under Slurm, 2 ranks × 1 worker", "s", "startup-slurm", slurm),
-        compared("ready, 4 ranks × 1 worker", "s", "startup-openmpi", ready),
-        compared("CPU time of that start", "s", "startup-openmpi", cpu),
+        compared("ready under Slurm, 2 ranks × 1 worker", "s", "startup-slurm", ready_slurm),
+        compared("memory when ready", "MiB", "startup-slurm", memory_slurm),
+        *start_rows("startup-openmpi", "4x1", "4 ranks × 1 worker"),
         compared("a query of Polars on 2 GPUs", "queries/s", "rapids-2xH100", polars, max),
         compared("an idle cluster of 2 GPU workers, per worker", "% of a core", "overhead-2xH100", quiet),
     ]
