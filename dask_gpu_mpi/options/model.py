@@ -270,7 +270,7 @@ class Options:
         ("--log-level",), topic="Dashboard, logs and report",
         choices=("debug", "info", "warning", "error", "critical"))
     log_directory: str | None = option("path", None,
-        "Directory for a log file of the scheduler, of each rank and of each worker, instead of the standard error. Existing "
+        "Directory for a log file of the scheduler, of each rank and of each worker: for log records, not for prints. Existing "
         "files get more lines.",
         ("--log-directory",), topic="Dashboard, logs and report")
     report: str | None = option("path", None,
