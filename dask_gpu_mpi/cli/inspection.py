@@ -190,7 +190,7 @@ def check(
         # a module is found by a path that is not set here
         script = Program.of(words) if words and words[0] != "-m" else None
         code = run_check(
-            lambda: of_job(given, words, {flag for each in check.params for flag in each.opts}),
+            lambda: of_job(given, words, check),
             kernel=kernel,
             show=print_report,
             expect_gpus=expect_gpus,

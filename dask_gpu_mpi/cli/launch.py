@@ -224,7 +224,7 @@ def _commands(
     """The command of the ranks, its arguments, and whether the preflight comes first, which the user may have requested."""
     command, program = split_command(words)
     preflight = preflight or (command == "run" and is_given("expect_gpus"))
-    if command == "run" and (wanted := os.environ.get("DGM_CHECK")):
+    if (preflight or command == "run") and (wanted := os.environ.get("DGM_CHECK")):
         preflight = convert(Setting("bool"), wanted, "environment DGM_CHECK", "configuration")
     if preflight and command == "run" and not program:
         options = read_texts(given)

@@ -21,7 +21,16 @@ from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.cli.inspection import check, plan, top
 from dask_gpu_mpi.cli.jobscript import jobscript
 from dask_gpu_mpi.cli.launch import launch
-from dask_gpu_mpi.cli.options import COLUMNS, Help, RunCommand, complete_files, fail, of_job, split_run
+from dask_gpu_mpi.cli.options import (
+    COLUMNS,
+    Help,
+    RunCommand,
+    complete_files,
+    fail,
+    flags_of,
+    of_job,
+    split_run,
+)
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 from dask_gpu_mpi.job.child_processes import forget_cluster
 from dask_gpu_mpi.options.convert import ELSEWHERE
@@ -104,7 +113,7 @@ def run(program: tuple[str, ...], **given: Any) -> None:
     SCRIPT is a file, a folder or zip file with __main__.py, -m MODULE or -c CODE, as for python.
     """
     given, program = split_run(given, program)
-    _run(lambda: of_job(given, program, _flags_of(launch)), program)
+    _run(lambda: of_job(given, program, launch), program)
 
 
 def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
@@ -198,7 +207,7 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
     name = flag.lstrip("-").replace("-", "_")
     if is_jobscript and flag in ("-n", "--ranks", "--hosts"):
         return f"{flag} is an option of launch. Fix: --nodes and --ranks-per-node"
-    if is_jobscript and flag in _flags_of(launch):
+    if is_jobscript and flag in flags_of(launch):
         return f"{flag} is an option of launch. Fix: put it behind --, before the script"
     if ours := ELSEWHERE.get(name):
         return f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?"
@@ -207,7 +216,7 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
     if flag in ("--np", "--workers", "--n-workers"):
         return f"No such option {flag!r}. Fix: -n"
     of_cluster = any(flag in option.flags for option in OPTIONS.values())
-    if arguments[0] != launch.name and flag in _flags_of(launch) and not of_cluster:
+    if arguments[0] != launch.name and flag in flags_of(launch) and not of_cluster:
         value = " N" if flag in ("-n", "--ranks") else ""
         return f"No such option {flag!r}. Fix: it is an option of launch: dask-gpu-mpi launch {flag}{value} SCRIPT"
     if is_jobscript and "--" not in arguments:
@@ -225,7 +234,7 @@ def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:
         if word.startswith("--") and not (system and format_of(system).has_long_options):
             return f"{found} --directive with an option of {format_of(system).submit[0] if system else 'the batch system'}"
         return f"{found} --directive={directive} for an option of the batch system"
-    if flag in _flags_of(jobscript):
+    if flag in flags_of(jobscript):
         of_gpus = name.startswith("gpus") and arguments[0] != top.name
         fix = f"leave it out{', or set CUDA_VISIBLE_DEVICES' if of_gpus else '; jobscript has it'}"
         return f"No such option {flag!r}. A job runs on all its nodes and GPUs. Fix: {fix}"
@@ -248,10 +257,6 @@ def _bad_value(error: click.BadParameter, arguments: Sequence[str]) -> str:
     number = "whole number" if isinstance(kind, click.IntRange) else "number"
     limits = f"{kind.min} or more" if kind.max is None else f"{kind.min} to {kind.max}"
     return f"{re.split(' is not (?:a valid|in the) ', text)[0]} is not a {number} of {limits}"
-
-
-def _flags_of(command: click.Command) -> set[str]:
-    return {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
 
 
 def _is_rank() -> bool:

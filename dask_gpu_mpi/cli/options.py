@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -174,16 +175,21 @@ def read_texts(given: dict[str, Any]) -> Options:
     return resolve(explicit, source="command line")
 
 
-def of_job(given: dict[str, Any], program: Sequence[str], flags: Container[str]) -> Options:
-    """The options of a command line with a script, and a warning if `flags` of ours come after it, by mistake.
+def flags_of(command: click.Command) -> set[str]:
+    """All names of the options of a command."""
+    return {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
+
+
+def of_job(given: dict[str, Any], program: Sequence[str], command: click.Command) -> Options:
+    """The options of a command line with a script, and a warning if options of `command` come after it, by mistake.
 
     The script gets them. It may know them, if its text has their names.
     """
-    options = read_texts(given)
+    options, flags = read_texts(given), flags_of(command)
     words = (word.partition("=")[0] for word in program[1:])
     found = [word for word in dict.fromkeys(words) if word.startswith("--") and word in flags]
-    if not found or not program[0].endswith(".py"):
-        return options
+    if not found or not program[0].endswith(".py") or not os.path.isfile(program[0]):
+        return options  # a pipe can be read once
     with contextlib.suppress(OSError):  # an error of its own
         text = Path(program[0]).read_text(encoding="utf-8", errors="replace").replace("_", "-")
         if unknown := [word for word in found if word.strip("-") not in text]:

@@ -229,7 +229,7 @@ class Coordinator:
         self._start_scheduler()
 
     def _choose_addresses(self, found: Sequence[Registration]) -> dict[int, str | None]:
-        """The addresses at which each rank's workers, and the scheduler, are to listen; None: Dask's choice.
+        """The addresses at which each rank's workers, and the scheduler, are to listen; None: where the scheduler is reached.
 
         Raises InputError: there is no network that all share, or not the chosen one.
         """

@@ -135,6 +135,22 @@ def test_cores_that_pbs_must_know(
     assert capsys.readouterr().err.count("--cpus-per-node is not set: the job requests") == notes
 
 
+@pytest.mark.parametrize(
+    ("system", "time", "said"),
+    [
+        ("slurm", "1:00", "--time 1:00: 60 seconds with Slurm\n"),
+        ("pbs", "60", "--time 60: 60 seconds with PBS\n"),
+        ("slurm", "60", ""),
+        ("lsf", "1:00", ""),  # an hour
+    ],
+)
+def test_a_walltime_that_may_be_shorter_than_meant(
+    system: str, time: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request(system, ["my.py"], {**GIVEN, "time": time})
+    assert capsys.readouterr().err == (f"dask_gpu_mpi: {said}" if said else "")
+
+
 def test_gpus_without_a_worker_are_counted() -> None:
     # three ranks on each host: both roles are on the first one, whose third rank has its GPUs
     assert "--ntasks-per-node=3" in script(f"slurm {SHAPE} --ranks-per-node 3 -- --layout exclusive my.py")

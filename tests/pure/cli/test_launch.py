@@ -130,6 +130,7 @@ def test_check_without_a_script_is_all_there_is(dry: Dry, monkeypatch: pytest.Mo
         assert commands() == ["check", "run"]
         patch.setenv("DGM_CHECK", "no")
         assert commands() == ["run"]
+        assert commands("check") == ["check"]
         patch.setenv("DGM_CHECK", "off")
         assert commands() == ["run"]
         patch.setenv("DGM_CHECK", "perhaps")

@@ -269,7 +269,5 @@ def test_options_behind_the_script(words: list[str], text: str | None, warned: s
     script = tmp_path / "my.py"
     if text is not None:
         script.write_text(text)
-    warnings = of_job(
-        {}, [str(script), *words], {"--report", "--ranks", "--nthreads", "--scheduler-file"}
-    ).warnings
+    warnings = of_job({}, [str(script), *words], cli.commands["launch"]).warnings
     assert [each.found.partition(" goes")[0] for each in warnings] == ([warned] if warned else [])
