@@ -332,6 +332,8 @@ class Part:
         task = self._loop.create_task(self._guard(action))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # one that is cancelled before it has begun is never awaited, of which Python would warn
+        task.add_done_callback(lambda _: action.close())
 
     async def _guard(self, action: Coroutine[Any, Any, None]) -> None:
         try:

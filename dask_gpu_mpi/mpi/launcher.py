@@ -162,7 +162,7 @@ def _close_above(rank: int, *, is_first: bool) -> str:
         return f"a rank can't change them: {error}"
     if not name:
         return "its processes can't be seen from a rank"
-    return "it runs on another node" if is_first and name in PROXIES else ""
+    return "it runs on another node, or started the ranks by srun" if is_first and name in PROXIES else ""
 
 
 def _close_ports(pid: int) -> None:

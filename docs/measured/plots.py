@@ -67,10 +67,12 @@ def say_phases(data: Data) -> str:
     """The bars in words."""
     sentences = []
     for title, groups in data.items():
+        bars = []
         for shape, group in groups.items():
             found = {"dask-gpu-mpi": sum(group["parts"]), **group["others"]}
             seconds = ", ".join(f"{way} {figure:.2f} s" for way, figure in found.items())
-            sentences.append(f"{title}, {' '.join(shape.split())}: {seconds}.")
+            bars.append(f"{' '.join(shape.split())}: {seconds}")
+        sentences.append(f"{title}, {'; '.join(bars)}.")
     return " ".join(sentences)
 
 

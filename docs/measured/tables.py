@@ -68,15 +68,9 @@ def summary() -> Iterator[Row]:
     yield compared("GPU time of each job apart from its script, 2 GPUs", "GPU-seconds", gpu, outside)
     yield from start_rows(cpu, "2x2", "2 ranks × 2 CPU workers")
     yield compared("an array of 12.8 GB from rows to columns, 2 GPUs", "GB/s", shuffle, arrays, max)
-    for name in ("merge", "shuffle", "transpose-sum"):
-        row = load("rapids-2xH100")["medians"][name]
-        figures = {OURS: row["ours"] / 1e9, ucx: row["other"] / 1e9}
-        yield compared(f"dask-cuda's {name} benchmark, 2 GPUs", "GB/s", "rapids-2xH100", figures, max)
     yield compared("empty tasks, 2 CPU workers", "tasks/s", "overhead", empty, max)
     yield compared(script_end, "s", cpu, starts_of(cpu, "2x2", "end_s"))
     yield compared("from the script's last line to the job's end, 2 GPU workers", "s", gpu, end)
-    quiet = idle_of(load("overhead"), tcp)
-    yield compared("an idle cluster of 2 CPU workers, per worker", "% of a core", "overhead", quiet)
 
 
 def slower() -> Iterator[Row]:
@@ -89,10 +83,14 @@ def slower() -> Iterator[Row]:
     polars = load("rapids-2xH100")["medians"]["polars"]
     polars = {OURS: polars["ours"], "the cluster of its DaskEngine": polars["other"]}
     quiet = idle_of(load("overhead-2xH100")["runs"][0], "LocalCluster, TCP, of CPU workers")
+    tasks = load("overhead")["tasks"]["medians"]
+    latency = {OURS: tasks["ours, tls"], "LocalCluster, TCP": tasks["LocalCluster, tcp"]}
+    latency = {way: row["latency_ms"] for way, row in latency.items()}
     rows = [
         compared("ready under Slurm, 2 ranks × 1 worker", "s", "startup-slurm", ready_slurm),
         compared("memory when ready", "MiB", "startup-slurm", memory_slurm),
         *start_rows("startup-openmpi", "4x1", "4 ranks × 1 worker"),
+        compared("latency of an empty task", "ms", "overhead", latency),
         compared("a query of Polars on 2 GPUs", "queries/s", "rapids-2xH100", polars, max),
         compared("an idle cluster of 2 GPU workers, per worker", "% of a core", "overhead-2xH100", quiet),
     ]

@@ -163,7 +163,7 @@ class Bench:
             Options(**{"protocol": Protocol.TCP, **options}), started=now, deadline=now + seconds
         )
         fd = self.control.fileno()
-        part = Part(
+        self.part = part = Part(
             configuration,
             "/scratch",
             FrameReader(fd),
@@ -569,6 +569,19 @@ async def test_a_rank_that_ends_takes_its_part_with_it(bench: Bench, word: Kind 
         assert await bench.heard() == Event(1, Kind.GONE, None)
         assert await bench.heard() == ("lost", 1)
     assert bench.calls[1:] == ["close workers", ("close scheduler", 2.0)]
+
+
+async def test_an_order_that_comes_with_the_end_is_not_begun(bench: Bench) -> None:
+    """Without a warning of Python's: nobody has awaited it."""
+
+    async def order() -> None:
+        raise AssertionError
+
+    async with bench.running():
+        asyncio.get_running_loop().call_soon(bench.part._begin, order())
+        bench.part._stop.set()
+        await asyncio.wait_for(asyncio.shield(bench.task), 10)
+    gc.collect()
 
 
 async def test_a_rank_that_is_gone_though_others_hold_the_socket(
