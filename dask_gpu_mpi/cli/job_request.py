@@ -55,7 +55,7 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
            ("--shared/--exclusive",)),
     Option("str", "time", None, "Walltime, HH:MM:SS or as the batch system has it: 60, 1-12:00:00 (Slurm).", ("--time", "-t")),
     Option("str", "account", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, expected=_NAMED),
-    Option("str", "queue", None, "Queue or partition (Slurm: -p; there -q is --qos).", ("--queue", "--partition", "-q", "-p"), pattern=_NAME,
+    Option("str", "queue", None, "Queue, or partition (Slurm: not -q).", ("--queue", "--partition", "-q", "-p"), pattern=_NAME,
            expected=_NAMED),
     Option("str", "qos", None, "Quality of service (Slurm; there also -q).", ("--qos",), pattern=_NAME, expected=_NAMED),
     Option("str", "constraint", None, "Features of the nodes (Slurm, Flux).", ("--constraint", "-C"), pattern=_EXPRESSION,
