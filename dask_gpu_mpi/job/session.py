@@ -98,7 +98,8 @@ class ScriptCluster:
     @property
     def over(self) -> bool:
         """Whether the cluster has been ended, by the script or otherwise, as by a client's ``shutdown()``."""
-        return self.closed or self.member.ending.stopped
+        shut_down = self._use is not None and self._use.is_shut_down  # of which the hub hears a moment later
+        return self.closed or shut_down or self.member.ending.stopped
 
     def open(self) -> None:
         """Let a plain ``Client()`` find the cluster, and watch it while the script runs."""
@@ -447,7 +448,7 @@ class Session:
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write the report of the job until now: FILE.html is one page for a browser, FILE.json its figures (docs/report.md).
 
-        Without the option `report`, tasks and measurements are recorded from the first call on.
+        Without the options `report` and `summary`, tasks and measurements are recorded from the first call on.
 
         Raises
         ------

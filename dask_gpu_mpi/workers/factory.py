@@ -257,6 +257,7 @@ def watched(cls: type) -> type[WatchedNanny]:
 # - It makes a worker for every visible GPU. Here each is made with one GPU visible, by UUID: its name and the device of its
 #   limits are right, and CUDA makes a context with one device (half a second instead of two on four GPUs). A worker of several
 #   GPUs is made with its first one visible; then its nanny shows its process all of them.
+# - Since 26.6 it gives each GPU one port of a range (`worker_port`), all others the first. Here each nanny is given the range.
 # - It sets the GPU's CPU affinity, whatever the rank was bound to. Here it sets the plan's cores.
 # - It imports cuDF in each worker, 1.4 seconds of the start, to switch spilling on or off. Here only to switch it on.
 # - Fractions of device memory mean NVML's device 0, or the parent of a MIG slice. `device_sizes` are of the worker's device.
@@ -282,6 +283,7 @@ def make_cuda_worker(
     # CUDAWorker gives its nannies its variables only
     options = dict(options)
     variables = options.pop("env", None) or {}
+    ports = {"worker_port": options.pop("worker_port")} if "worker_port" in options else {}
     module: Any = importlib.import_module("dask_cuda.cuda_worker")
     before, configured = module.Nanny, measured()
     nannies: list[WatchedNanny] = []
@@ -297,6 +299,7 @@ def make_cuda_worker(
             "env": {**env, **variables, VISIBLE_DEVICES: plan.device},
             "plugins": corrected | set(our_plugins),
             "config": {**configured, **(config or {})},
+            **ports,
         }
         nannies.append(watched(before)(*args, **more))
         return nannies[-1]

@@ -58,14 +58,12 @@ def summary() -> Iterator[Row]:
     cpu, gpu, shuffle = "startup-openmpi", "startup-2xH200", "transfer-all-to-all-2xH100"
     ucx, tcp = "LocalCUDACluster, UCX", "LocalCluster, TCP"
     ready, end = (starts_of(gpu, "1x2", column) for column in ("ready_s", "end_s"))
-    outside = {way: 2 * (ready[way] + end[way]) for way in ready}
     speed = load(shuffle)["runs"][0]["median_GB_s"]
     arrays = {OURS: speed["ours, UCX beside TLS"], ucx: speed[ucx]}
     medians = load("overhead")["tasks"]["medians"]
     empty = {OURS: medians["ours, tls"]["tasks_per_s"], tcp: medians["LocalCluster, tcp"]["tasks_per_s"]}
     script_end = "from the script's last line to the job's end, 2 ranks × 2 CPU workers"
     yield from start_rows(gpu, "1x2", "one worker on each of 2 GPUs")
-    yield compared("GPU time of each job apart from its script, 2 GPUs", "GPU-seconds", gpu, outside)
     yield from start_rows(cpu, "2x2", "2 ranks × 2 CPU workers")
     yield compared("an array of 12.8 GB from rows to columns, 2 GPUs", "GB/s", shuffle, arrays, max)
     yield compared("empty tasks, 2 CPU workers", "tasks/s", "overhead", empty, max)

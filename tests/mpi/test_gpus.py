@@ -28,6 +28,10 @@ def children(pid):
 states = [pathlib.Path(f"/proc/{pid}/stat").read_text() for agent in children(os.getpid()) for pid in children(agent)]
 tell(asked=pynvml.nvmlLib is not None, zombies=[state for state in states if ") Z " in state])
 """
+#: After `SCRIPT`: the ports of the workers.
+TELL_PORTS = """
+tell(ports=[int(address.rpartition(":")[2]) for address in client.run(lambda: None)])
+"""
 #: By which method data frames are shuffled here, in a child, and where the script says so.
 SHUFFLE = """
 import subprocess
@@ -48,9 +52,13 @@ GPUS = [
 
 @pytest.mark.quick
 def test_one_rank_and_a_cpu_worker(mpirun: Mpi) -> None:
-    script = SCRIPT + TELL_MONITORED + TELL_TIDY + SHUFFLE
-    done = mpirun.run(script, 1, command=["--cpu-workers", "1"], gpus=GPUS).check()
+    script = SCRIPT + TELL_MONITORED + TELL_PORTS + TELL_TIDY + SHUFFLE
+    options = ["--cpu-workers", "1", "--worker-options", '{"worker_port": "29310:29399"}']
+    done = mpirun.run(script, 1, command=options, gpus=GPUS).check()
     told = facts(done)
+    # each of them takes a port of the range, though to CUDAWorker it is the only one of its node
+    assert len(told["ports"]) == 5
+    assert all(29310 <= port <= 29399 for port in told["ports"])
     gpu_names = [f"0-{index}" for index in range(4)]
     expected = {name: [gpu] for name, gpu in zip(gpu_names, GPUS, strict=True)}
     check_workers(told, GPUS, expected, cpu_workers=["0-cpu-0"])

@@ -61,6 +61,15 @@ def test_no_session(member: Mock) -> None:
     assert session.closed
 
 
+def test_a_cluster_that_a_client_of_this_process_shuts_down(member: Mock) -> None:
+    """The hub, which tells the rank, hears of it a moment later."""
+    session = Session(make_end(member))
+    session._cluster._use = Mock(is_shut_down=False)
+    assert not session.closed
+    session._cluster._use.is_shut_down = True
+    assert session.closed
+
+
 def test_a_cluster_that_a_client_has_shut_down(member: Mock) -> None:
     """The session knows, and still ends its rank once."""
     session = Session(make_end(member))
