@@ -57,7 +57,7 @@ def summary() -> Iterator[Row]:
     """The figures that most users ask for."""
     cpu, gpu, shuffle = "startup-openmpi", "startup-2xH200", "transfer-all-to-all-2xH100"
     ucx, tcp = "LocalCUDACluster, UCX", "LocalCluster, TCP"
-    ready, end = (starts_of(gpu, "1x2", column) for column in ("ready_s", "end_s"))
+    end = starts_of(gpu, "1x2", "end_s")
     speed = load(shuffle)["runs"][0]["median_GB_s"]
     arrays = {OURS: speed["ours, UCX beside TLS"], ucx: speed[ucx]}
     medians = load("overhead")["tasks"]["medians"]

@@ -40,7 +40,9 @@ def test_what_is_no_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         Program.of([str(tmp_path / "job.slurm")]).check_syntax()
     with pytest.raises(InputError, match="script '' is an empty text"):
         Program.of([""]).check()
-    with pytest.raises(InputError, match=r"does not exist .*Fix: --no-scheduler --scheduler-address tcp://h:8786"):
+    with pytest.raises(
+        InputError, match=r"does not exist .*Fix: --no-scheduler --scheduler-address tcp://h:8786"
+    ):
         Program.of(["tcp://h:8786"]).check()  # dask-mpi takes an address there
     with pytest.raises(InputError, match=r"'pan' does not exist .*did you mean the command 'plan'"):
         Program.of(["pan"]).check(["check", "plan"])
