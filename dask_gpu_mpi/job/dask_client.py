@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dask_gpu_mpi.base.streams import say
@@ -248,12 +248,21 @@ def _replace_methods() -> None:
         use = _use
         if use is not None and getattr(self.scheduler, "address", None) == use.address:
             use.before_shutdown()
+            if self.asynchronous:
+                return _shut_down(use, shutdown(self))
             use.is_shut_down = True
         return shutdown(self)
 
     LocalCluster.__init__ = cluster  # type: ignore[method-assign]
     Client.__init__ = client  # type: ignore[method-assign]
     Client.shutdown = once  # type: ignore[method-assign]
+
+
+async def _shut_down(use: DaskUse, shutdown: Awaitable[Any]) -> Any:
+    """Await a client's shutdown: without that the cluster goes on."""
+    result = await shutdown
+    use.is_shut_down = True
+    return result
 
 
 def _on_cluster(kind: str) -> None:

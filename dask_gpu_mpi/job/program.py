@@ -125,7 +125,10 @@ class Program:
             what = f"is a {'directory' if os.path.isdir(path) else 'zip file'} without __main__.py"
         elif not os.path.isfile(path):
             what = "is not a regular file" if os.path.exists(path) else "does not exist"
-            words = f"--no-scheduler --scheduler-address {path}" if "://" in path else ""
+            if path.startswith("tcp://"):
+                words = f"--no-scheduler --scheduler-address {path}"
+            elif path.startswith("tls://"):
+                words = "--no-scheduler --scheduler-file FILE, the file of that scheduler"
         elif not os.access(path, os.R_OK):
             what = "can't be read"
             words = f"chmod u+r {shlex.quote(path)}, or ask its owner for the right to read it"

@@ -25,7 +25,8 @@ from dask_gpu_mpi.sites.launchers import detect
 #: Process names of launchers that are known to hang.
 HANGING = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 #: Processes between such a launcher and the ranks of a node.
-PROXIES = ("hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy", "prted", "orted")
+HYDRAS = ("hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy")
+PROXIES = (*HYDRAS, "prted", "orted")
 
 #: Seconds for a command of the batch system to end a step.
 ENDING_STEP = 10.0
@@ -162,7 +163,8 @@ def _close_above(rank: int, *, is_first: bool) -> str:
         return f"a rank can't change them: {error}"
     if not name:
         return "its processes can't be seen from a rank"
-    return "it runs on another node, or started the ranks by srun" if is_first and name in PROXIES else ""
+    by_srun = ", or started the ranks by srun" if name in HYDRAS else ""
+    return f"it runs on another node{by_srun}" if is_first and name in PROXIES else ""
 
 
 def _close_ports(pid: int) -> None:

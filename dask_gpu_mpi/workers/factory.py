@@ -283,7 +283,7 @@ def make_cuda_worker(
     # CUDAWorker gives its nannies its variables only
     options = dict(options)
     variables = options.pop("env", None) or {}
-    ports = {"worker_port": options.pop("worker_port")} if "worker_port" in options else {}
+    ports = {"worker_port": options["worker_port"]} if options.get("worker_port") else {}
     module: Any = importlib.import_module("dask_cuda.cuda_worker")
     before, configured = module.Nanny, measured()
     nannies: list[WatchedNanny] = []

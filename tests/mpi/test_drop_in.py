@@ -239,6 +239,25 @@ tell(**{f"after{world.rank}": True})
     assert told == {"after0": True, "after1": True}
 
 
+def test_a_shutdown_that_is_awaited(mpirun: Mpi) -> None:
+    program = """
+import asyncio
+
+session = initialize(dashboard=False)
+
+async def end():
+    async with Client(asynchronous=True) as client:
+        ending = client.shutdown()
+        seen = [session.closed]
+        await ending
+        tell(closed=[*seen, session.closed])
+
+asyncio.run(end())
+"""
+    told, _ = facts_of(mpirun, program, 1)
+    assert told == {"closed": [False, True]}
+
+
 def test_exceptions_of_execute_and_of_a_world_that_is_too_small(mpirun: Mpi) -> None:
     program = """
 import dask_mpi
