@@ -64,7 +64,7 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
            expected=_NAMED),
     Option("str", "output", None, "Log file of the job, as the batch system writes it: %x-%j.log (Slurm).", ("--output", "-o"),
            pattern=r"[A-Za-z0-9_.,@+%{}^/:=-]+", expected="a path of letters, digits and _ . , @ + - % { } ^ / : ="),
-    Option("choice", "launcher", None, "Command that starts the ranks. Default: srun, mpirun (LSF), flux; PBS: as launch.",
+    Option("choice", "launcher", None, "Command that starts the ranks. Default: as launch; Slurm: srun.",
            ("--launcher",), choices=("srun", "mpirun", "mpiexec", "pals", "flux")),
     Option("path", "setup", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
 )}

@@ -59,6 +59,10 @@ class BatchSystem:
     #: Its variable of the number of cores that the job has on this node, even if the job is not confined to them; empty: none.
     cpus_variable = ""
 
+    def job(self, environ: Mapping[str, str]) -> str:
+        """The number of the job; empty: this is none."""
+        return environ.get(self.job_variable, "")
+
     def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         """The nodes of the job of this environment; None: there is no job."""
         return None
@@ -289,7 +293,7 @@ def end_time(
 
 def login_host(environ: Mapping[str, str]) -> str | None:
     """The host on which the job was submitted; empty: unknown; None: this is not a job of a batch system."""
-    jobs = [system for system in systems_of(environ) if environ.get(system.job_variable)]
+    jobs = [system for system in systems_of(environ) if system.job(environ)]
     names = (environ.get(system.login_variable, "") for system in jobs)
     return next(filter(None, names), "") if jobs else None
 
@@ -300,7 +304,7 @@ def batch_job(environ: Mapping[str, str]) -> str:
     >>> batch_job({"SLURM_JOB_ID": "7"}), batch_job({})
     ('Slurm job 7', '')
     """
-    jobs = [(system.title, environ.get(system.job_variable)) for system in systems_of(environ)]
+    jobs = [(system.title, system.job(environ)) for system in systems_of(environ)]
     return ", ".join(f"{title} job {number}" for title, number in jobs if number)
 
 

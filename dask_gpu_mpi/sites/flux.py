@@ -19,6 +19,10 @@ class Flux(BatchSystem):
     launcher = "flux"
     sends_signal = True
 
+    def job(self, environ: Mapping[str, str]) -> str:
+        # in a batch script the job is that of the script's own instance, by another name
+        return super().job(environ) or environ.get("FLUX_ENCLOSING_ID", "")
+
     def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         # On a login node or below `flux start`, an instance may not belong to a job.
         if not environ.get("FLUX_URI") or not (job := ask(["flux", "getattr", "jobid"]).strip()):
@@ -34,12 +38,12 @@ class Flux(BatchSystem):
         return is_this_host(ask(["flux", "getattr", "hostlist"]).strip())
 
     def end_time(self, environ: Mapping[str, str], now: Callable[[], float], ask: Ask) -> float | None:
-        if not environ.get(self.job_variable):
+        if not self.job(environ):
             return None
         left = ask(["flux", "job", "timeleft"]).strip()
         known = re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", left)
-        # flux prints 0 for a job without a limit, and for a job that has ended
-        return now() + float(left) if known and float(left) else None
+        # flux prints UINT_MAX for a job without a limit (older ones 0), and 0 for a job that has ended
+        return now() + float(left) if known and 0 < float(left) < 2**32 - 1 else None
 
 
 class FluxScript(ScriptFormat):

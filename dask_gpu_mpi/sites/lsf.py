@@ -42,7 +42,6 @@ class LsfScript(ScriptFormat):
 
     prefix = "#BSUB "
     templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT}
-    default_launchers = ("mpirun",)
     has_long_options = False
     submit = ("bsub",)
     job_id = r"Job <(\d+)> is submitted.*"

@@ -50,6 +50,9 @@ def qstat(limit: str, used: str | None) -> str:
         ({"PBS_JOBID": "7.server"}, {}, None),
         ({"FLUX_JOB_ID": "f1"}, {"flux": "42.5\n"}, NOW + 42.5),
         ({"FLUX_JOB_ID": "f1"}, {"flux": "0\n"}, None),
+        ({"FLUX_JOB_ID": "f1"}, {"flux": f"{2**32 - 1}\n"}, None),
+        # in a batch script, and in ranks that need no launcher
+        ({"FLUX_ENCLOSING_ID": "f1", "FLUX_URI": "local:///x"}, {"flux": "42\n"}, NOW + 42),
         # a job within a job: the first end counts
         ({"FLUX_JOB_ID": "f1", "SLURM_JOB_END_TIME": "1000060"}, {"flux": "42"}, NOW + 42),
         ({"FLUX_JOB_ID": "f1", "SLURM_JOB_END_TIME": "1000060"}, {"flux": "99"}, NOW + 60),
