@@ -2,7 +2,7 @@
 
     dask-gpu-mpi launch -n 2 examples/hyperparameters.py
 
-A trial claims the resource of its worker, so that a GPU has one trial at a time; without GPUs a trial claims a CPU worker.
+A trial claims the resource of its worker, so that a GPU has one trial at a time; without GPUs it claims a thread of a worker.
 Each is stopped early, when more trees do not help. Results are printed as they come, and drawn at the end if matplotlib is
 installed. Exit code 1: the best trial can't be repeated, or its accuracy is too low for these data.
 """
@@ -30,7 +30,7 @@ def trial(depth: int, rate: float) -> tuple[int, float, float, int, str]:
     parts = train_test_split(digits.data, digits.target, random_state=0, stratify=digits.target)
     train, test = (xgboost.DMatrix(parts[i], parts[i + 2]) for i in (0, 1))
     parameters = {"max_depth": depth, "eta": rate, "objective": "multi:softmax", "num_class": 10}
-    parameters |= {"eval_metric": "merror", "device": device, "nthread": worker.state.nthreads}
+    parameters |= {"eval_metric": "merror", "device": device, "nthread": 1}
     stop = {"evals": [(test, "test")], "early_stopping_rounds": 5}
     model = xgboost.train(parameters, train, 60, **stop, verbose_eval=False)
     return depth, rate, 1.0 - model.best_score, model.best_iteration + 1, str(worker.name)

@@ -4,7 +4,8 @@
     python examples/interactive.py cluster.json --grow-to 3 --shutdown      # a notebook's cells, as a script
     dask-gpu-mpi launch -n 1 --no-scheduler --scheduler-file cluster.json    # in a second batch job, once the file exists
 
-The file must be on a file system that all see. Exit code 1: the answer is wrong, or the cluster has not grown in time.
+The file must be on a file system that all see. For other nodes a job of one node needs --interface NAME.
+Exit code 1: the answer is wrong, or the cluster has not grown in time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JAX on each worker's GPU, alongside RMM's pool: a regression on scikit-learn's diabetes data, checked against NumPy.
+"""JAX on each worker's GPU: a regression on scikit-learn's diabetes data, checked against NumPy.
 
     dask-gpu-mpi launch -n 2 --worker-options '{"env": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}}' examples/jax_regression.py
 

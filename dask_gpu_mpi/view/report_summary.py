@@ -210,7 +210,7 @@ def _where(data: Data, mean: Data, begin: float, seconds: float, threads: int) -
         if share >= 0.0005
     ]
     start = data["job"]["ready_after"]
-    return [*found, {"what": "start of the cluster, before the script", "share": None, "seconds": start}]
+    return [*found, {"what": "before the cluster was ready", "share": None, "seconds": start}]
 
 
 def _computing_parts(prefixes: Sequence[Data], computing: float, seconds: float) -> dict[str, float]:

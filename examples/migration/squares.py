@@ -1,4 +1,4 @@
-"""After: a plain Dask script. `dask-gpu-mpi launch` (or mpirun, srun) runs it as the client of the job's cluster.
+"""After: a plain Dask script. `dask-gpu-mpi launch` (or `mpirun ... dask-gpu-mpi`) runs it as the client of the job's cluster.
 
 Run it with `dask-gpu-mpi launch -n 2 examples/migration/squares.py`.
 """
