@@ -24,7 +24,7 @@ from dask_gpu_mpi.sites.launchers import detect
 
 #: Process names of launchers that are known to hang.
 HANGING = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
-#: Processes between such a launcher and the ranks of a node.
+#: Processes between such a launcher and the ranks of a node; the first are MPICH's and Intel MPI's.
 HYDRAS = ("hydra_pmi_proxy", "hydra_bstrap_proxy", "pmi_proxy")
 PROXIES = (*HYDRAS, "prted", "orted")
 

@@ -27,7 +27,7 @@ class Lsf(BatchSystem):
             return None
         # a line for each slot, which mostly is a core
         hosts = dict.fromkeys(count_hosts(environ, _HOSTS), 1)
-        job = environ.get(self.job_variable, "")
+        job = self.job(environ)
         index = environ.get("LSB_JOBINDEX", "0")
         if index != "0":  # all tasks of an array share the number of the job
             job += f"_{index}"

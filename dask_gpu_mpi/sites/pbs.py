@@ -61,7 +61,7 @@ class Pbs(BatchSystem):
         lines = count_hosts(environ, _NODES)  # for each rank (mpiprocs)
         if environ.get("PBS_NUM_PPN"):  # Torque: for each core (ppn)
             lines = Counter(dict.fromkeys(lines, 1))
-        job = environ.get(self.job_variable, "")
+        job = self.job(environ)
         return Allocation("pbs", len(lines), lines.total(), lines, job=job)
 
     def hosts(self, environ: Mapping[str, str]) -> str:
@@ -72,7 +72,7 @@ class Pbs(BatchSystem):
         return ", ".join(dict.fromkeys(lines))
 
     def end_time(self, environ: Mapping[str, str], now: Callable[[], float], ask: Ask) -> float | None:
-        if not (job := environ.get(self.job_variable)):
+        if not (job := self.job(environ)):
             return None
         described = described_by(ask(["qstat", "-f", job]))
         if (limit := FORMAT.seconds(described.get("Resource_List.walltime", ""))) is None:
@@ -101,7 +101,7 @@ class Pbs(BatchSystem):
             and shutil.which("pbs_tmrsh", path=path)
         ):
             changes |= {name: str(TMRSH) for name in _AGENTS.get(launcher, ()) if name not in environ}
-        described = described_by(ask(["qstat", "-fw", environ.get(self.job_variable, "")]))
+        described = described_by(ask(["qstat", "-fw", self.job(environ)]))
         if described and "excl" not in described.get("Resource_List.place", ""):
             # other jobs may share the nodes, and without the cgroup hook nothing keeps this one to its part
             vnodes = described.get("exec_vnode", "")

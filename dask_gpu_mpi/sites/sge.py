@@ -23,7 +23,7 @@ class Sge(BatchSystem):
 
     def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
         # set in each job; "undefined" if it is not an array
-        if not (task := environ.get(self.job_variable)):
+        if not (task := self.job(environ)):
             return None
         job = environ.get("JOB_ID", "")
         if task != "undefined":

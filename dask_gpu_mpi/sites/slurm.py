@@ -39,7 +39,7 @@ class Slurm(BatchSystem):
     forwarded = frozenset({_JOB_END})
 
     def allocation(self, environ: Mapping[str, str], ask: Ask) -> Allocation | None:
-        job = environ.get(self.job_variable)
+        job = self.job(environ)
         if not job:
             return None
         parts = number(environ, "SLURM_HET_SIZE") or 0

@@ -82,8 +82,8 @@ def slower() -> Iterator[Row]:
     polars = {OURS: polars["ours"], "the cluster of its DaskEngine": polars["other"]}
     quiet = idle_of(load("overhead-2xH100")["runs"][0], "LocalCluster, TCP, of CPU workers")
     tasks = load("overhead")["tasks"]["medians"]
-    latency = {OURS: tasks["ours, tls"], "LocalCluster, TCP": tasks["LocalCluster, tcp"]}
-    latency = {way: row["latency_ms"] for way, row in latency.items()}
+    peer = tasks["LocalCluster, tcp"]
+    latency = {OURS: tasks["ours, tls"]["latency_ms"], "LocalCluster, TCP": peer["latency_ms"]}
     rows = [
         compared("ready under Slurm, 2 ranks × 1 worker", "s", "startup-slurm", ready_slurm),
         compared("memory when ready", "MiB", "startup-slurm", memory_slurm),
